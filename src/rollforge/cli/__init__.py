@@ -1,0 +1,1 @@
+"""The `rollforge` command: one file per command, found and guarded by `main`."""

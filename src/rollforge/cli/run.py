@@ -1,0 +1,96 @@
+"""`rollforge run RECIPE`: configures a recipe, makes its run folder, and runs it.
+
+Knows: options, the run folder, the space on the disk. Does not know: what a recipe does. Everything that can be refused
+is refused here, before the recipe imports anything heavy.
+"""
+
+from __future__ import annotations
+
+import datetime
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rollforge.cli.arguments import Parser, describe_keys, split_options, with_values
+from rollforge.cli.recipe import Recipe, available, find
+from rollforge.config import UserError, dump, keys, load
+
+if TYPE_CHECKING:
+    from rollforge.runs.folder import RunFolder
+
+MIN_FREE_GB = 2.0
+"""What a run of the default model writes, with room to spare: a bf16 copy of it, rollouts, metrics, logs."""
+
+_USAGE = "rollforge run RECIPE [--key.path value ...] [--config FILE.yaml] [--out DIR]"
+_OWN = {"config", "out"}
+
+
+def main(arguments: list[str]) -> int:
+    """Runs a recipe and returns its exit code. Raises UserError before anything heavy starts."""
+    rest, options = split_options(arguments, _OWN)
+    parser = _parser()
+    parsed = parser.parse_args(rest)
+    if parsed.recipe is None:
+        if not parsed.help:
+            raise UserError(f"which recipe? Usage: {_USAGE}; `rollforge recipes` lists them.")
+        recipes = "\n".join(f"  {item.name:<16}{item.summary}" for item in available())
+        print(f"{parser.format_help()}\nrecipes:\n{recipes}")
+        return 0
+    recipe = find(parsed.recipe)
+    if parsed.help:
+        print(_recipe_help(recipe))
+        return 0
+    config = load(recipe.config, parsed.config, with_values(options, recipe.config))
+    folder = _make_folder(recipe.name, parsed.out)
+    folder.save_config(f"# rollforge run {recipe.given} --config config.yaml\n{dump(config)}")
+    print(f"run folder {folder.path}", flush=True)
+    return recipe.run(config, folder.path)
+
+
+def _parser() -> Parser:
+    parser = Parser("rollforge run", "Trains a model with a recipe.", usage=_USAGE)
+    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="a name, a dotted module or a .py file")
+    parser.add_argument("--config", metavar="FILE.yaml", type=Path, help="keys as YAML; options win over it")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="the run folder (default: runs/<recipe>-<time>)")
+    every = parser.add_argument_group("keys of every recipe (`rollforge run RECIPE --help` lists all of its keys)")
+    every.add_argument("--steps", metavar="N", help="optimizer steps")
+    every.add_argument("--seed", metavar="N", help="seed of everything drawn by chance")
+    every.add_argument("--model", metavar="M", help="a folder, a hub name, smollm2 (packaged) or tiny (for tests)")
+    every.add_argument("--in-process", metavar="true|false", nargs="?", help="all roles in one process, to debug")
+    return parser
+
+
+def _recipe_help(recipe: Recipe) -> str:
+    return (
+        f"usage: {_USAGE.replace('RECIPE', recipe.given)}\n\n{recipe.summary}\n\n"
+        f"options:\n  --config <FILE.yaml>\n        keys as YAML; options win over it\n"
+        f"  --out <DIR>\n        the run folder (default: runs/{recipe.name}-<time>)\n\n"
+        f"keys, as options or in the file:\n{describe_keys(keys(recipe.config))}"
+    )
+
+
+def _make_folder(recipe: str, out: Path | None) -> RunFolder:
+    """The run folder, made, on a disk with room. Raises UserError if there is something in it or it cannot be made."""
+    from rollforge.runs.folder import RunFolder
+
+    now = datetime.datetime.now()
+    path = out if out is not None else Path("runs") / f"{recipe}-{now:%Y%m%d-%H%M%S}"
+    while out is None and path.exists():  # another run that started in the same second
+        now += datetime.timedelta(seconds=1)
+        path = path.with_name(f"{recipe}-{now:%Y%m%d-%H%M%S}")
+    path = path.expanduser()
+    _check_space(path)
+    return RunFolder.create(path)
+
+
+def _check_space(path: Path) -> None:
+    """Refuses a disk that will be full before the run ends."""
+    there = path.absolute()
+    while not there.exists():
+        there = there.parent
+    free = shutil.disk_usage(there).free / 1e9
+    if free < MIN_FREE_GB:
+        raise UserError(
+            f"The disk of {there} has {free:.1f} GB free and a run needs {MIN_FREE_GB:.0f} GB; free some space there, "
+            "or put the run on another disk with --out DIR."
+        )

@@ -1,0 +1,74 @@
+"""A transformers causal language model whose attention is handed in by the caller, so that engine and trainer share one model.
+
+Knows: how to load a Hugging Face folder, and how to run its layers over a flat list of tokens with any attention pattern.
+Does not know: caches, requests, tries, losses. The caller's `attend` decides which token sees which.
+
+Shape legend: M tokens of one forward, H query heads, K key/value heads, D head width, E model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.modeling_utils import AttentionInterface
+
+Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
+"""(layer, query [H, M, D], key [K, M, D], value [K, M, D], scale) -> [H, M, D]; keys and values carry rotary positions."""
+
+NAME = "rollforge"
+
+
+def _attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, scaling: float, attend: Attend, **_: Any
+) -> tuple[Tensor, None]:
+    out = attend(module.layer_idx, query[0], key[0], value[0], scaling)
+    return out.transpose(0, 1).unsqueeze(0), None
+
+
+AttentionInterface.register(NAME, _attention)
+
+
+def load_causal_lm(folder: Path | str, dtype: torch.dtype, device: str) -> PreTrainedModel:
+    """Loads a Hugging Face folder with our attention; dropout is off (`eval`), gradients are as `transformers` sets them."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=NAME, local_files_only=True)
+    return model.to(device).eval()
+
+
+def hidden_states(model: PreTrainedModel, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    """Last hidden states [M, E] of `tokens` (ids [M], or their embeddings [M, E]) at `positions` [M].
+
+    `attend` is called once per layer.
+    """
+    named = {"inputs_embeds" if tokens.is_floating_point() else "input_ids": tokens.unsqueeze(0)}
+    # A ready mask is passed through untouched, which spares transformers the search for one; `attend` never reads it.
+    unread = torch.empty(1, 1, 1, 1, dtype=torch.bool, device=tokens.device)
+    out = model.get_decoder()(
+        **named, position_ids=positions.unsqueeze(0), attention_mask=unread, use_cache=False, attend=attend
+    )
+    hidden: Tensor = out.last_hidden_state[0]
+    return hidden
+
+
+def grouped_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Attention of query [..., H, M, D] over key/value [..., K, S, D] with an additive mask [..., M, S] -> [..., H, M, D].
+
+    The H / K query heads that share a key head become further query rows, so that keys and values are never repeated.
+    """
+    heads, rows, width = query.shape[-3:]
+    shared = heads // key.shape[-3]
+    folded = query.reshape(*query.shape[:-3], key.shape[-3], shared * rows, width)
+    mask = mask.unsqueeze(-3)
+    if shared > 1:
+        mask = mask.repeat(*[1] * (mask.ndim - 2), shared, 1)
+    out = torch.nn.functional.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scale)
+    return out.reshape(query.shape)
+
+
+def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where `visible`, minus infinity elsewhere."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))

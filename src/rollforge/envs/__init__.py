@@ -1,0 +1,1 @@
+"""Environments: the OpenEnv client and servers, BlackJack, single-turn tasks, and rewards."""

@@ -1,0 +1,90 @@
+"""Prompts for BlackJack: some example lines, and the seeds of a hand.
+
+Knows: how the lines look, which hands share what. Does not know: models, environments, how a prompt is used.
+
+    Blackjack.
+    Hand 12 hard, dealer 4: stand
+    Hand 19 soft, dealer A: hit
+    ...
+
+The examples are random states with random actions, half hit and half stand: they show the format and nothing about good play.
+Neighbouring prompts share their examples, and neighbours among those share the deal and differ in the shoe: what they have in
+common is computed once, in the engine and in the trainer.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rollforge.config import ConfigError, UserError, option
+from rollforge.envs.blackjack.game import ACTIONS, STATES, describe
+from rollforge.types import Prompt
+
+TITLE = "Blackjack.\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HandsConfig:
+    """Which hands are dealt."""
+
+    examples: int = option(6, help="example lines before a hand, half of them hit, half stand")
+    deals_per_examples: int = option(8, help="deals that share their examples")
+    shoes_per_deal: int = option(4, help="groups that share a deal and differ in the cards that follow")
+
+    def __post_init__(self) -> None:
+        for name in ("deals_per_examples", "shoes_per_deal"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"hands.{name} is {getattr(self, name)}; it must be at least 1.")
+        if self.examples < 0 or self.examples % 2:
+            raise ConfigError(f"hands.examples is {self.examples}; give an even number, 0 or more, so that half say hit.")
+
+
+class Hands:
+    """types.PromptSource: endless hands, the k-th a pure function of (`stream`, seed, k). Different streams, such as
+    `train` and `held-out`, have neither examples nor hands in common."""
+
+    def __init__(self, config: HandsConfig, seed: int, stream: str = "train") -> None:
+        self._config, self._seed, self._stream = config, seed, stream
+        self._position = 0
+
+    async def draw(self) -> Prompt:
+        """The next hand."""
+        prompt = self.at(self._position)
+        self._position += 1
+        return prompt
+
+    async def state(self) -> Mapping[str, Any]:
+        """The number of hands drawn, and whose they are."""
+        return {"position": self._position, "seed": self._seed, "stream": self._stream}
+
+    async def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken. Raises UserError when it belongs to another seed or stream."""
+        if (state["seed"], state["stream"]) != (self._seed, self._stream):
+            raise UserError(
+                f"The saved position belongs to seed {state['seed']} of {state['stream']}, this run has seed {self._seed} "
+                f"of {self._stream}; resume with the seed the run was started with."
+            )
+        self._position = state["position"]
+
+    def at(self, position: int) -> Prompt:
+        """The hand with this number."""
+        deal = position // self._config.shoes_per_deal
+        return Prompt(
+            id=f"{self._stream}-{position}",
+            text=self.examples(deal // self._config.deals_per_examples),
+            task={"seed": self._random("deal", deal).getrandbits(48), "shoe": self._random("shoe", position).getrandbits(48)},
+        )
+
+    def examples(self, number: int) -> str:
+        """The example lines with this number."""
+        rng = self._random("examples", number)
+        actions = list(ACTIONS) * (self._config.examples // len(ACTIONS))
+        rng.shuffle(actions)
+        states = rng.sample(STATES, len(actions))
+        return TITLE + "".join(f"{describe(state)} {action}\n" for state, action in zip(states, actions, strict=True))
+
+    def _random(self, what: str, number: int) -> random.Random:
+        return random.Random(f"{self._stream} {self._seed} {what} {number}")

@@ -1,0 +1,24 @@
+"""Configuration of the loop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rollforge.config import ConfigError, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopConfig:
+    """Batches, evaluation, and when to give up."""
+
+    groups_per_step: int = option(16, help="groups that one optimizer step trains on")
+    evaluate_every: int = option(10, help="steps between evaluations (one before and one after always); 0: only those two")
+    max_failed_share: float = option(0.2, help="the run stops when more than this share of the episodes failed")
+
+    def __post_init__(self) -> None:
+        if self.groups_per_step < 1:
+            raise ConfigError(f"loop.groups_per_step is {self.groups_per_step}; it must be at least 1.")
+        if self.evaluate_every < 0:
+            raise ConfigError(f"loop.evaluate_every is {self.evaluate_every}; it must be 0 or more.")
+        if not 0 <= self.max_failed_share <= 1:
+            raise ConfigError(f"loop.max_failed_share is {self.max_failed_share}; it must be between 0 and 1.")

@@ -1,0 +1,1 @@
+"""Recording of metrics and spans from anywhere in a process, and showing them: terminal, curves, memory."""

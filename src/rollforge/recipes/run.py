@@ -1,0 +1,314 @@
+"""Runs a task: places the roles, drives the loop, reports, and leaves nothing behind.
+
+Knows: every role and which process it lives in. Does not know: any particular task (it is handed one).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from rollforge.algo.grpo import GRPO
+from rollforge.data.models import resolve
+from rollforge.loop.pipeline import Pipeline, Roles
+from rollforge.observe.console import Console, Row
+from rollforge.observe.memory import MemoryWatch
+from rollforge.observe.plot import curve_png
+from rollforge.recipes.base import Machine, RunConfig, choose_machine
+from rollforge.runs.folder import RunFolder
+from rollforge.runs.reader import RunReader
+from rollforge.runtime import RoleSpec, Runtime
+from rollforge.types import EnvironmentPool, Generator, Metrics, RolloutWorker
+from rollforge.weights.client import WeightPublisher, WeightReader
+from rollforge.weights.folder import weight_folder
+
+INTERRUPTED = 130
+VERSIONS_ALIVE = 3
+"""Weight versions in shared memory at a time: two kept, one being written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What an evaluation works with: a policy being served, a worker that plays episodes, the tokenizer's folder."""
+
+    generator: Generator
+    worker: RolloutWorker
+    model: Path
+
+
+class Task(Protocol):
+    """What a recipe adds to the shared machinery."""
+
+    name: str
+    config: RunConfig
+
+    def prompts(self, model: Path) -> RoleSpec: ...
+    async def environments(self, stack: AsyncExitStack, log: Path) -> EnvironmentPool: ...
+    async def evaluate(self, served: Served, version: int) -> Metrics: ...
+    def report(self, folder: Path, evaluations: Sequence[Metrics]) -> Report: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a task shows at the end: rows of (what, before, after), pictures it saved, something to print (rich)."""
+
+    rows: Sequence[Row]
+    pictures: Sequence[str] = ()
+    show: Any = None
+    summary: Metrics = field(default_factory=dict)
+
+
+def run(task: Task, folder: Path) -> int:
+    """Runs a task to its end; returns the exit code. 130 after Ctrl-C (the model is saved first)."""
+    model = resolve(task.config.model)
+    return asyncio.run(_Run(task, RunFolder.open(folder), model, choose_machine(task.config)).run())
+
+
+def evaluate(task: Task, model: str) -> Metrics:
+    """Evaluates a model on a task, without training."""
+    folder = resolve(model)
+    return asyncio.run(_evaluate(task, folder, choose_machine(task.config)))
+
+
+async def _evaluate(task: Task, model: Path, machine: Machine) -> Metrics:
+    async with AsyncExitStack() as stack:
+        runtime = await stack.enter_async_context(Runtime(in_process=task.config.in_process))
+        placed = _Placement(task, runtime, model, machine, weights=Path())
+        served = await placed.serve(await task.environments(stack, Path("/dev/null")), None)
+        return await task.evaluate(served[0], 0)
+
+
+class _Placement:
+    """Says which class plays which role, with what; spawning is the runtime's."""
+
+    def __init__(self, task: Task, runtime: Runtime, model: Path, machine: Machine, weights: Path) -> None:
+        self._config, self._runtime, self._weights = task.config, runtime, weights
+        self._model, self._machine = model, machine
+        self._task = task
+
+    async def serve(self, environments: EnvironmentPool, store: Any) -> list[Served]:
+        """Policy servers, each with an environment worker."""
+        c, m = self._config, self._machine
+        reader = WeightReader(store) if store is not None else None
+        model_args = {"folder": str(self._model), "dtype": m.dtype, "device": m.device}
+        names = [f"generator_{i}" if c.generators > 1 else "generator" for i in range(c.generators)]
+        generators = await asyncio.gather(
+            *(
+                self._runtime.spawn(
+                    RoleSpec(
+                        name=name,
+                        target="rollforge.generate.native.policy:NativePolicy",
+                        kwargs={**model_args, "config": c.generate, "weights": reader},
+                        threads=m.threads,
+                    )
+                )
+                for name in names
+            )
+        )
+        workers = await asyncio.gather(
+            *(
+                self._runtime.spawn(
+                    RoleSpec(
+                        name=name.replace("generator", "environment"),
+                        target="rollforge.rollout.worker:EpisodeWorker",
+                        kwargs={
+                            "folder": str(self._model),
+                            "generator": generator,
+                            "environments": environments,
+                            "sampling": c.sampling.sampling(),
+                            "config": c.rollout,
+                        },
+                        threads=1,
+                    )
+                )
+                for name, generator in zip(names, generators, strict=True)
+            )
+        )
+        await asyncio.gather(*(worker.check() for worker in workers))
+        return [Served(g, w, self._model) for g, w in zip(generators, workers, strict=True)]
+
+    async def roles(self, environments: EnvironmentPool, folder: RunFolder, algorithm: GRPO) -> tuple[Roles, list[Served]]:
+        """Every role of a training run."""
+        c, m, spawn = self._config, self._machine, self._runtime.spawn
+        store = await spawn(
+            RoleSpec(
+                name="weights",
+                target="rollforge.weights.store:MemoryWeightStore",
+                kwargs={"folder": str(self._weights)},
+            )
+        )
+        model_args = {"folder": str(self._model), "dtype": m.dtype, "device": m.device}
+        trainer = RoleSpec(
+            name="trainer",
+            target="rollforge.train.trainer:PolicyTrainer",
+            kwargs={
+                **model_args,
+                "config": c.train,
+                "algorithm": algorithm,
+                "total_steps": c.steps,
+                "temperature": c.sampling.temperature,
+                "weights": WeightPublisher(store, self._weights),
+            },
+            threads=m.threads,
+        )
+        reference = RoleSpec(
+            name="reference",
+            target="rollforge.train.scorer:ModelScorer",
+            kwargs={
+                **model_args,
+                "micro_batch_tokens": c.train.micro_batch_tokens,
+                "temperature": c.sampling.temperature,
+            },
+            threads=m.threads,
+        )
+        others = [
+            self._task.prompts(self._model),
+            RoleSpec(
+                name="buffer",
+                target="rollforge.buffer.replay:ReplayBuffer",
+                kwargs={"groups_per_step": c.loop.groups_per_step, "config": c.buffer},
+            ),
+            RoleSpec(
+                name="metrics", target="rollforge.runs.recorder:RunRecorder", kwargs={"folder": str(folder.path)}
+            ),
+            trainer,
+            *([reference] if algorithm.needs_reference else []),
+        ]
+        served, handles = await asyncio.gather(
+            self.serve(environments, store), asyncio.gather(*(spawn(spec) for spec in others))
+        )
+        prompts, buffer, recorder, training, *scorer = handles
+        roles = Roles(
+            prompts=prompts,
+            workers=[s.worker for s in served],
+            buffer=buffer,
+            trainer=training,
+            generators=[s.generator for s in served],
+            recorder=recorder,
+            reference=scorer[0] if scorer else None,
+        )
+        return roles, served
+
+
+class _Run:
+    """One training run, from spawning its roles to its last line on the terminal."""
+
+    def __init__(self, task: Task, folder: RunFolder, model: Path, machine: Machine) -> None:
+        self._task, self._folder, self._model, self._machine = task, folder, model, machine
+        self._config = task.config
+        self._evaluations: list[Metrics] = []
+        self._started = time.monotonic()
+
+    async def run(self) -> int:
+        c = self._config
+        title = f"{self._task.name}: {c.steps} steps of {c.loop.groups_per_step} groups x {c.rollout.group_size} rollouts"
+        facts = {**self._machine.facts, "run folder": str(self._folder.path)}
+        with MemoryWatch() as memory, Console(title, facts, c.steps) as console:
+            async with AsyncExitStack() as stack:
+                runtime = await stack.enter_async_context(
+                    Runtime(in_process=c.in_process, log_dir=self._folder.path / "logs")
+                )
+                environments = await self._task.environments(stack, self._folder.role_log("environment-server"))
+                algorithm = GRPO(c.algo)
+                weights = stack.enter_context(weight_folder(VERSIONS_ALIVE * _weight_bytes(self._model)))
+                placement = _Placement(self._task, runtime, self._model, self._machine, weights)
+                roles, served = await placement.roles(environments, self._folder, algorithm)
+                self._console, self._roles, self._served = console, roles, served
+                pipeline = Pipeline(
+                    roles, algorithm, c.loop, c.steps, c.buffer.max_staleness, c.seed, self._evaluate, self._on_step
+                )
+                interrupted = await _until_interrupted(pipeline.run())
+                await roles.trainer.export(str(self._folder.model))
+                summary = self._summary(memory.peak_bytes / 1e9, interrupted)
+                await roles.recorder.summary(summary)
+                await roles.recorder.close()
+            self._finish(console, summary, interrupted)
+        return INTERRUPTED if interrupted else 0
+
+    async def _evaluate(self, version: int) -> Metrics:
+        started = time.monotonic()
+        metrics = await self._task.evaluate(self._served[0], version)
+        metrics = {**metrics, "eval/seconds": time.monotonic() - started}
+        self._evaluations.append({"step": float(version), **metrics})
+        await self._roles.recorder.evaluation(version, metrics)
+        self._console.evaluation(
+            version, {k.removeprefix("eval/"): v for k, v in metrics.items() if not k.startswith("eval/detail/")}
+        )
+        return metrics
+
+    def _on_step(self, step: int, metrics: Metrics) -> None:
+        self._console.step(step + 1, metrics)
+
+    def _summary(self, peak_gb: float, interrupted: bool) -> dict[str, Any]:
+        return {
+            "recipe": self._task.name,
+            "seconds": time.monotonic() - self._started,
+            "interrupted": interrupted,
+            "peak_memory_gb": peak_gb,
+            "before": self._evaluations[0] if self._evaluations else {},
+            "after": self._evaluations[-1] if self._evaluations else {},
+            **self._machine.facts,
+        }
+
+    def _finish(self, console: Console, summary: dict[str, Any], interrupted: bool) -> None:
+        path = self._folder.path
+        points = [(step + 1, value) for step, value in RunReader(path).series("reward/mean")]
+        if points:
+            curve_png(path / "reward.png", {"reward": points}, f"{self._task.name}: mean reward of rollouts")
+        report = self._task.report(path, self._evaluations) if len(self._evaluations) > 1 else Report([])
+        if report.show is not None:
+            console.show(report.show)
+        rows = [
+            *report.rows,
+            ("minutes", None, f"{summary['seconds'] / 60:.1f}"),
+            ("peak memory of all processes, GB", None, f"{summary['peak_memory_gb']:.2f}"),
+        ]
+        pictures = [str(path / name) for name in (*report.pictures, *(["reward.png"] if points else []))]
+        console.finish(
+            rows,
+            [
+                *([f"pictures       {', '.join(pictures)}"] if pictures else []),
+                f"a rollout      rollforge inspect {path} --best",
+                f"curves         tensorboard --logdir {self._folder.tensorboard}",
+                f"the model      {self._folder.model} (a Hugging Face folder)",
+                f"evaluate it    rollforge eval {self._task.name} --model {self._folder.model}",
+            ],
+        )
+        if interrupted:
+            console.note("interrupted: the model as it was is saved")
+
+
+def _weight_bytes(model: Path) -> int:
+    """Size of a model's weights on disk: about what one published version takes."""
+    return sum(file.stat().st_size for file in model.glob("*.safetensors"))
+
+
+async def _until_interrupted(work: Any) -> bool:
+    """Runs `work` to its end, or until Ctrl-C; says whether it was interrupted. A second Ctrl-C is Python's own."""
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(work)
+    pressed = asyncio.Event()
+
+    def interrupt() -> None:
+        loop.remove_signal_handler(signal.SIGINT)
+        pressed.set()
+        task.cancel()
+
+    loop.add_signal_handler(signal.SIGINT, interrupt)
+    try:
+        await task
+    except asyncio.CancelledError:
+        if not pressed.is_set():
+            raise
+        return True
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+    return False
+
+

@@ -1,0 +1,104 @@
+"""Sums: one-digit sums by example; the quickest proof that a model learns here.
+
+Held-out sums never appear in training, neither as a question nor as an example.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rollforge.config import ConfigError, option
+from rollforge.data.sums import STOP, sums
+from rollforge.envs.rewards import ExactAnswer
+from rollforge.envs.single_turn import SingleTurn
+from rollforge.loop.config import LoopConfig
+from rollforge.recipes.base import RunConfig, SamplingConfig
+from rollforge.rollout.config import RolloutConfig
+from rollforge.train.config import TrainConfig
+from rollforge.types import EnvironmentPool, Metrics, Sampling
+
+if TYPE_CHECKING:
+    from rollforge.recipes.run import Report, Served
+    from rollforge.runtime import RoleSpec
+
+SUMMARY = "one-digit sums by example: a quick proof of learning"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(RunConfig):
+    """The keys and defaults of `sums`."""
+
+    steps: int = option(60, help="optimizer steps")
+    sampling: SamplingConfig = option(SamplingConfig(max_tokens=4, stop=(STOP,)), help="how answers are sampled")
+    rollout: RolloutConfig = option(RolloutConfig(group_size=8), help="how answers are gathered")
+    train: TrainConfig = option(TrainConfig(learning_rate=3e-5, final_share=0.1), help="the trainer")
+    loop: LoopConfig = option(LoopConfig(groups_per_step=16, evaluate_every=10), help="batches and evaluation")
+    held_out_prompts: int = option(200, help="prompts of held-out sums that an evaluation asks")
+
+    def __post_init__(self) -> None:
+        RunConfig.__post_init__(self)
+        if self.held_out_prompts < 1:
+            raise ConfigError(f"held_out_prompts is {self.held_out_prompts}; it must be at least 1.")
+
+
+class LocalSums:
+    """types.EnvironmentPool: the environment is an object beside the worker."""
+
+    async def check(self) -> None:
+        """Always there."""
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[SingleTurn]:
+        """An environment of one's own."""
+        yield SingleTurn(ExactAnswer())
+
+
+class Sums:
+    """The task: questions, an exact reward, greedy accuracy on held-out sums."""
+
+    name = "sums"
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def prompts(self, model: Path) -> RoleSpec:
+        from rollforge.runtime import RoleSpec
+
+        return RoleSpec(name="prompts", target="rollforge.data.sums:sums", kwargs={"seed": self.config.seed})
+
+    async def environments(self, stack: AsyncExitStack, log: Path) -> EnvironmentPool:
+        return LocalSums()
+
+    async def evaluate(self, served: Served, version: int) -> Metrics:
+        """Greedy accuracy on held-out sums."""
+        questions = sums(self.config.seed, "held_out").first(self.config.held_out_prompts)
+        greedy = Sampling(temperature=0, max_tokens=self.config.sampling.max_tokens, stop=self.config.sampling.stop)
+        played = await asyncio.gather(*(served.worker.play(question, greedy) for question in questions))
+        return {"eval/accuracy": float(np.mean([rollout.reward for rollout in played]))}
+
+    def report(self, folder: Path, evaluations: Sequence[Metrics]) -> Report:
+        from rollforge.recipes.run import Report
+
+        first, last = evaluations[0]["eval/accuracy"], evaluations[-1]["eval/accuracy"]
+        return Report(rows=[("held-out greedy accuracy", first, last)])
+
+
+def run(config: Config, folder: Path) -> int:
+    """Trains; returns the exit code."""
+    from rollforge.recipes import run as shared
+
+    return shared.run(Sums(config), folder)
+
+
+def evaluate(config: Config, model: str) -> Mapping[str, float]:
+    """Judges a model without training it."""
+    from rollforge.recipes import run as shared
+
+    return shared.evaluate(Sums(config), model)

@@ -1,0 +1,82 @@
+"""What can go wrong with a call to a role, and how a role's own exception travels to its caller.
+
+Knows: the three faults of the runtime and the wire form of an exception.
+Does not know: Monarch, processes, what any role does.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from dataclasses import dataclass
+
+import cloudpickle
+
+
+class RoleError(Exception):
+    """A role's method failed with an exception that cannot be rebuilt in the caller's process. The role lives on."""
+
+    def __init__(self, role: str, method: str, trace: str) -> None:
+        super().__init__(role, method, trace)
+        self.role, self.method, self.trace = role, method, trace
+
+    def __str__(self) -> str:
+        return f"role {self.role!r} failed in {self.method}():\n{self.trace}"
+
+
+class RoleDied(Exception):
+    """A role's process is gone; every pending and later call to it raises this. `tail` is the end of the role's log."""
+
+    def __init__(self, role: str, cause: str, tail: str = "") -> None:
+        super().__init__(role, cause, tail)
+        self.role, self.cause, self.tail = role, cause, tail
+
+    def __str__(self) -> str:
+        last = f"\nThe last lines of its log:\n{self.tail}" if self.tail else ""
+        return f"role {self.role!r} died: {self.cause}{last}"
+
+
+class RoleTimeout(Exception):
+    """A call to a role took longer than its limit; the call was cancelled in the role."""
+
+    def __init__(self, role: str, method: str, seconds: float) -> None:
+        super().__init__(role, method, seconds)
+        self.role, self.method, self.seconds = role, method, seconds
+
+    def __str__(self) -> str:
+        return f"role {self.role!r} did not answer {self.method}() within {self.seconds:g} s"
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """An exception on its way to the caller, pickled by itself: one that cannot be rebuilt spoils nothing else."""
+
+    role: str
+    method: str
+    trace: str
+    pickled: bytes | None
+
+    def rebuild(self) -> BaseException:
+        """The exception with the remote traceback as a note, or a RoleError where it cannot be rebuilt."""
+        if self.pickled is not None:
+            try:
+                error = cloudpickle.loads(self.pickled)
+            except Exception as why:
+                return RoleError(self.role, self.method, f"{self.trace}\n(cannot be rebuilt here: {why!r})")
+            if isinstance(error, Exception):
+                return error
+        return RoleError(self.role, self.method, self.trace)
+
+
+def capture(role: str, method: str, error: BaseException) -> Raised:
+    """Make `error` ready to travel. SystemExit and its like stay behind as text: they must not end the caller."""
+    trace = "".join(traceback.format_exception(error)).rstrip()
+    if not isinstance(error, Exception):
+        return Raised(role, method, trace, None)
+    error.add_note(f"Raised in role {role!r}, {method}(), process {os.getpid()}:\n{trace}")
+    try:
+        pickled = cloudpickle.dumps(error)
+        cloudpickle.loads(pickled)
+    except Exception as why:
+        return Raised(role, method, f"{trace}\n(cannot be pickled: {why!r})", None)
+    return Raised(role, method, trace, pickled)

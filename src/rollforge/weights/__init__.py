@@ -1,0 +1,1 @@
+"""Versioned weights: published by the trainer, fetched by the generators, through shared memory."""
