@@ -3,8 +3,8 @@
 Knows: what a prompt, a turn, a rollout, a group, a sample and a weight version are, and which verbs each role has.
 Does not know: torch, Monarch, any model, any algorithm. Everything here is frozen, picklable and light to import.
 
-Tokens are the truth: a completion keeps the ids and log-probabilities the engine sampled and the policy version of every
-token; nothing is ever re-tokenised from text.
+Tokens are the truth: a completion keeps the ids and log-probabilities the engine sampled and the policy version of
+every token; nothing is ever re-tokenised from text.
 
 Shape legend: L tokens of one sample, N trained tokens of a batch, T tokens of one completion.
 """
@@ -39,8 +39,8 @@ class Message:
 class Prompt:
     """What one group of rollouts starts from.
 
-    `id` is unique within a run and stable across resumes; `text` (raw continuation) or `messages` (chat template) opens the
-    context; `task` is what the environment needs (a seed, an answer) and never reaches the model.
+    `id` is unique within a run and stable across resumes; `text` (raw continuation) or `messages` (chat template)
+    opens the context; `task` is what the environment needs (a seed, an answer) and never reaches the model.
     """
 
     id: str
@@ -72,9 +72,9 @@ class Sampling:
 class Completion:
     """What the engine sampled for one request.
 
-    token_ids [T] int32, logprobs [T] float32 (of the distribution actually sampled), versions [T] int32 (policy version of
-    each token), extra_logprobs [T, len(Sampling.logprob_ids)] float32. `text` is the decoded completion, without the stop string.
-    A sampled stop id is kept as the last token, with its own log-probability.
+    token_ids [T] int32, logprobs [T] float32 (of the distribution actually sampled), versions [T] int32 (policy
+    version of each token), extra_logprobs [T, len(Sampling.logprob_ids)] float32. `text` is the decoded completion,
+    without the stop string. A sampled stop id is kept as the last token, with its own log-probability.
     """
 
     token_ids: IntArray
@@ -88,7 +88,8 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What an environment answers. `text` is shown to the model; `legal_actions` are the texts it may say (empty: free text).
+    """What an environment answers. `text` is shown to the model; `legal_actions` are the texts it may say (empty: free
+    text).
 
     `reward` is None when the environment gave none (never 0.0 by default). `info` goes to logs and metrics only.
     """
@@ -156,8 +157,8 @@ class Credit:
 class TrainSample:
     """One token sequence to train on; all arrays have length L.
 
-    loss_mask is True on sampled tokens to train, logprobs are the behaviour policy's, versions the policy version of each
-    token (-1 where not sampled). `legal_ids[i]` belong to the i-th trained token that has any: (position, ids).
+    loss_mask is True on sampled tokens to train, logprobs are the behaviour policy's, versions the policy version of
+    each token (-1 where not sampled). `legal_ids[i]` belong to the i-th trained token that has any: (position, ids).
     """
 
     rollout_id: str
@@ -285,6 +286,9 @@ class Recorder(Protocol):
 
     async def log(self, step: int, metrics: Metrics) -> None: ...
     async def rollouts(self, step: int, scored: Sequence[Scored]) -> None: ...
+    async def evaluation(self, step: int, metrics: Metrics) -> None: ...
+    async def summary(self, data: Mapping[str, Any]) -> None: ...
+    async def close(self) -> None: ...
 
 
 class Algorithm(Protocol):

@@ -22,6 +22,10 @@ SOON_S = 5.0
 """Deaths are told within about a second; Monarch's own default is 10 s, and a busy machine may be slow."""
 
 
+UNKNOWN = "how it ended is not known"
+"""Said of a death, rarely, when Monarch has collected the exit status first and does not report it in time."""
+
+
 @pytest.fixture(autouse=True)
 def importable_roles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROLES))
@@ -133,14 +137,15 @@ async def test_a_dead_role_fails_every_call_and_the_controller_lives(how: str, c
         calls = [victim.wait(), other.via_peer("wait"), runtime.supervise()]
         pending = [asyncio.ensure_future(call) for call in calls]
         await victim.read()  # both waits are under way in order before it, or soon will be
+        died = time.monotonic()
         with pytest.raises(RoleDied):
             await victim.die(how)
-        died = time.monotonic()
         for error in await asyncio.gather(*pending, return_exceptions=True):
             assert isinstance(error, RoleDied) and error.role == "victim"
         assert time.monotonic() - died < SOON_S
         assert runtime.failure is not None
-        assert cause in runtime.failure.cause and "last words" in str(runtime.failure)
+        assert cause in runtime.failure.cause or UNKNOWN in runtime.failure.cause
+        assert "last words" in str(runtime.failure)
         for later in (victim.read(), other.via_peer("read")):
             with pytest.raises(RoleDied, match="victim"):
                 await later
@@ -152,7 +157,7 @@ async def test_the_death_of_an_idle_role_is_told_and_its_children_go_with_it() -
         handle = await runtime.spawn(counter())
         child = psutil.Process(await handle.start_child())
         os.kill(runtime.pids()["counter"], signal.SIGKILL)
-        with pytest.raises(RoleDied, match="SIGKILL"):
+        with pytest.raises(RoleDied, match=f"SIGKILL|{UNKNOWN}"):
             await asyncio.wait_for(runtime.supervise(), SOON_S)
         await asyncio.to_thread(assert_gone, {"child": child.pid})
 
@@ -168,10 +173,10 @@ async def test_children_of_living_roles_end_with_the_run() -> None:
 @pytest.mark.parametrize(("kind", "cause"), [("value", "ValueError: no such thing"), ("exit", "exited with code 7")])
 async def test_a_role_that_cannot_be_built_is_dead(kind: str, cause: str) -> None:
     async with Runtime() as runtime:
-        with pytest.raises(RoleDied, match=cause) as caught:
+        with pytest.raises(RoleDied, match=f"{cause}|{UNKNOWN}") as caught:
             await runtime.spawn(RoleSpec("bad", "runtime_roles:Refuses", {"kind": kind}))
         assert caught.value.role == "bad"
-        assert runtime.failure is not None and cause in str(runtime.failure)
+        assert runtime.failure is not None and runtime.failure.role == "bad"
 
 
 async def test_bad_input_found_by_a_constructor_stays_a_user_error() -> None:

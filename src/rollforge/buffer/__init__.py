@@ -1,0 +1,1 @@
+"""Holds scored groups between generation and training."""

@@ -12,7 +12,9 @@ class BufferConfig:
     """How far generation may run ahead of training."""
 
     max_staleness: int = option(1, help="versions a trained token may be old; 0 is fully synchronous")
-    wait_limit_s: float = option(900.0, help="seconds the trainer waits for a batch before the run ends with the reason")
+    wait_limit_s: float = option(
+        900.0, help="seconds the trainer waits for a batch before the run ends with the reason"
+    )
 
     def __post_init__(self) -> None:
         if self.max_staleness < 0:

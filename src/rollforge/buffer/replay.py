@@ -2,11 +2,11 @@
 
 Knows: order, versions, back-pressure. Does not know: tokens, algorithms, actors.
 
-Why no token is ever older than `max_staleness` versions: batch v holds exactly the groups with index in [v B, (v + 1) B) and is
-trained by version v; a group with index i is admitted only while i < (version + max_staleness + 1) B, that is, its batch v is
-at most version + max_staleness; its tokens are sampled at that version or later, hence v - sampled version <= max_staleness.
-A slow group delays its batch but is never discarded for being slow, so hard prompts are not under-represented. The buffer
-does not trust the proof: it checks every group it is given and every batch it hands out.
+Why no token is ever older than `max_staleness` versions: batch v holds exactly the groups with index in [v B, (v + 1)
+B) and is trained by version v; a group with index i is admitted only while i < (version + max_staleness + 1) B, that
+is, its batch v is at most version + max_staleness; its tokens are sampled at that version or later, hence v - sampled
+version <= max_staleness. A slow group delays its batch but is never discarded for being slow, so hard prompts are not
+under-represented. The buffer does not trust the proof: it checks every group it is given and every batch it hands out.
 """
 
 from __future__ import annotations
@@ -41,15 +41,18 @@ class ReplayBuffer:
     async def put(self, scored: Scored) -> bool:
         """Takes a group; False when it is too old to be trained on (it is counted, and must be generated again).
 
-        Waits while the group's batch is more than `max_staleness` batches ahead of the one being waited for: since the groups
-        of that one always fit, this cannot deadlock. Raises ValueError for an index that is held or was trained already.
+        Waits while the group's batch is more than `max_staleness` batches ahead of the one being waited for: since the
+        groups of that one always fit, this cannot deadlock. Raises ValueError for an index that is held or was trained
+        already.
         """
         index = scored.group.index
         ahead = (self._config.max_staleness + 1) * self._groups_per_step
         async with self._changed:
             if index < self._next or index in self._held:
                 raise ValueError(f"group {index} was given twice")
-            await asyncio.wait_for(self._changed.wait_for(lambda: index < self._next + ahead), self._config.wait_limit_s)
+            await asyncio.wait_for(
+                self._changed.wait_for(lambda: index < self._next + ahead), self._config.wait_limit_s
+            )
             self._newest_seen = max(self._newest_seen, scored.group.oldest_version)
             batch_version = max(self._version, index // self._groups_per_step)
             if batch_version - scored.group.oldest_version > self._config.max_staleness:
@@ -87,8 +90,10 @@ class ReplayBuffer:
     def _explain(self, version: int, wanted: range) -> str:
         missing = [i for i in wanted if i not in self._held]
         return (
-            f"no complete batch within buffer.wait_limit_s = {self._config.wait_limit_s:g} s: the trainer is at version "
-            f"{version}, the newest group came from version {self._newest_seen}, {self._evicted} groups were evicted as "
+            f"no complete batch within buffer.wait_limit_s = {self._config.wait_limit_s:g} s: the trainer is at "
+            f"version "
+            f"{version}, the newest group came from version {self._newest_seen}, {self._evicted} groups were "
+            f"evicted as "
             f"older than max_staleness = {self._config.max_staleness}, and {len(missing)} of {len(wanted)} groups are "
             f"missing (first: {missing[0] if missing else 'none'})."
         )

@@ -45,7 +45,7 @@ def resolve(model: str) -> Path:
     if model in _MADE:
         return make_once(*_MADE[model])
     path = Path(model).expanduser()
-    folder = path if path.is_dir() else _download(model)
+    folder = path if model and path.is_dir() else _download(model)
     _require_complete(folder)
     return folder.resolve()
 

@@ -4,8 +4,8 @@ Knows: a model's tokenizer, its chat template, and which ids end a turn. Does no
 
 A conversation grows at its end only: the next prompt is the last prompt, the completion exactly as sampled, and then
 what the template puts there (the newline after the end of the turn, the new message, the assistant's header). The
-`renderers` package knows this glue for the models it names; for any other template it is taken from the template itself, by
-rendering a stand-in conversation and keeping what follows its end of turn.
+`renderers` package knows this glue for the models it names; for any other template it is taken from the template
+itself, by rendering a stand-in conversation and keeping what follows its end of turn.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Renderer:
         chat: bool,
         role: Literal["user", "tool"] = "user",
     ) -> IntArray:
-        """The full prompt of the next turn, [L] int32: the previous prompt and the completion, unchanged, and what follows.
+        """The full prompt of the next turn, [L] int32: previous prompt and completion, unchanged, and what follows.
 
         In a chat, a completion that was cut off before its end of turn gets one: it belongs to the glue, no one sampled
         it. Without chat the observation's text follows at once. Raises UserError when the chat template has no special
@@ -73,7 +73,8 @@ class Renderer:
         if self._turn_end is None:
             raise UserError(
                 f"The chat template of {self._folder} ends an assistant's turn with no special token, so a "
-                "conversation cannot go on from the sampled tokens. Use raw text prompts with this model, or another template."
+                "conversation cannot go on from the sampled tokens. Use raw text prompts with this model, or another "
+                "template."
             )
         message: Any = {"role": role, "content": observation_text}
         bridged = self._turns.bridge_to_next_turn(previous_prompt_ids.tolist(), completion_ids.tolist(), [message])

@@ -22,9 +22,11 @@ Pair = tuple[int, int]
 STOP = "\n"
 """Ends an answer."""
 
-SHOTS = 3
+SHOTS = 2
 LARGEST_SUM = 9
-"""All answers are one digit. This layout, without spaces, leaves SmolLM2-135M room to learn (see docs)."""
+"""All answers are one digit. In this layout SmolLM2-135M-Instruct begins at 48 % greedy accuracy on held-out sums (38,
+59 and 46 % for seeds 0 to 2, 100 prompts each); with spaces (`3 + 4 =`) at 80 %, over all sums, which leaves little to
+learn."""
 
 PAIRS: tuple[Pair, ...] = tuple((a, b) for a in range(LARGEST_SUM + 1) for b in range(a, LARGEST_SUM + 1 - a))
 """The 30 different sums, smaller number first; a+b and b+a are the same sum."""

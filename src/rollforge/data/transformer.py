@@ -1,7 +1,8 @@
-"""A transformers causal language model whose attention is handed in by the caller, so that engine and trainer share one model.
+"""A transformers causal language model whose attention is handed in by the caller, so that engine and trainer share
+one model.
 
-Knows: how to load a Hugging Face folder, and how to run its layers over a flat list of tokens with any attention pattern.
-Does not know: caches, requests, tries, losses. The caller's `attend` decides which token sees which.
+Knows: how to load a Hugging Face folder, and how to run its layers over a flat list of tokens with any attention
+pattern. Does not know: caches, requests, tries, losses. The caller's `attend` decides which token sees which.
 
 Shape legend: M tokens of one forward, H query heads, K key/value heads, D head width, E model width.
 """
@@ -18,7 +19,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
-"""(layer, query [H, M, D], key [K, M, D], value [K, M, D], scale) -> [H, M, D]; keys and values carry rotary positions."""
+"""(layer, query [H, M, D], key [K, M, D], value [K, M, D], scale) -> [H, M, D]; keys and values carry rotary
+positions.
+"""
 
 NAME = "rollforge"
 
@@ -34,9 +37,13 @@ AttentionInterface.register(NAME, _attention)
 
 
 def load_causal_lm(folder: Path | str, dtype: torch.dtype, device: str) -> PreTrainedModel:
-    """Loads a Hugging Face folder with our attention; dropout is off (`eval`), gradients are as `transformers` sets them."""
+    """Loads a Hugging Face folder with our attention; dropout is off (`eval`), gradients are as `transformers` sets
+    them.
+    """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=NAME, local_files_only=True)
-    return model.to(device).eval()
+    model.to(torch.device(device))
+    loaded: PreTrainedModel = model.eval()
+    return loaded
 
 
 def hidden_states(model: PreTrainedModel, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
@@ -55,7 +62,8 @@ def hidden_states(model: PreTrainedModel, tokens: Tensor, positions: Tensor, att
 
 
 def grouped_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Attention of query [..., H, M, D] over key/value [..., K, S, D] with an additive mask [..., M, S] -> [..., H, M, D].
+    """Attention of query [..., H, M, D] over key/value [..., K, S, D] with an additive mask [..., M, S] -> [..., H, M,
+    D].
 
     The H / K query heads that share a key head become further query rows, so that keys and values are never repeated.
     """

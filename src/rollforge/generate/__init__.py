@@ -1,0 +1,1 @@
+"""Policy servers: tokens in, tokens and their log-probabilities out."""

@@ -12,8 +12,12 @@ class NativeConfig:
     """The native engine: continuous batching over the trainer's own transformers model."""
 
     max_batch: int = option(256, help="sequences decoded together at most")
-    max_prefill: int = option(2048, help="prompt tokens computed in one step at most; longer prompts take a step of their own")
-    cache_tokens: int = option(8192, help="prompt tokens whose keys and values are kept for reuse within a weight version")
+    max_prefill: int = option(
+        512, help="prompt tokens computed in one step at most; longer prompts take a step of their own"
+    )
+    cache_tokens: int = option(
+        8192, help="prompt tokens whose keys and values are kept for reuse within a weight version"
+    )
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "max_prefill", "cache_tokens"):

@@ -1,0 +1,1 @@
+"""The two coroutines, continuous rollouts and continuous training."""

@@ -12,7 +12,9 @@ class LoopConfig:
     """Batches, evaluation, and when to give up."""
 
     groups_per_step: int = option(16, help="groups that one optimizer step trains on")
-    evaluate_every: int = option(10, help="steps between evaluations (one before and one after always); 0: only those two")
+    evaluate_every: int = option(
+        10, help="steps between evaluations (one before and one after always); 0: only those two"
+    )
     max_failed_share: float = option(0.2, help="the run stops when more than this share of the episodes failed")
 
     def __post_init__(self) -> None:

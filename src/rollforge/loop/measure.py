@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 
@@ -38,9 +39,20 @@ def batch_metrics(scored: Sequence[Scored], version: int) -> Metrics:
     }
 
 
-async def throughput(generators: Sequence[Generator]) -> Metrics:
-    """Totals of the policy servers since the start, added up over replicas."""
-    total: Counter[str] = Counter()
-    for generator in generators:
-        total.update(await generator.metrics())
-    return dict(total)
+class Throughput:
+    """Tokens per second of all policy servers together, between one measurement and the next."""
+
+    def __init__(self) -> None:
+        self._before: Counter[str] = Counter()
+        self._since = time.perf_counter()
+
+    async def measure(self, generators: Sequence[Generator]) -> Metrics:
+        """The servers' totals since their start, added up, and `generate/tokens_per_second` since the last call."""
+        total: Counter[str] = Counter()
+        for generator in generators:
+            total.update(dict(await generator.metrics()))
+        now = time.perf_counter()
+        tokens = total["generate/tokens"] - self._before["generate/tokens"]
+        rate = tokens / (now - self._since)
+        self._before, self._since = total, now
+        return {**total, "generate/tokens_per_second": rate}

@@ -8,8 +8,8 @@
                          ▲                                │           (one optimizer step per batch)
                          └─── version + 1 ◀── load ◀── publish
 
-Knows: roles by their verbs, versions, when to evaluate. Does not know: which algorithm it runs (it is handed one), or whether a
-role is an object beside it or an actor elsewhere.
+Knows: roles by their verbs, versions, when to evaluate. Does not know: which algorithm it runs (it is handed one), or
+whether a role is an object beside it or an actor elsewhere.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from rollforge.buffer.replay import may_admit
 from rollforge.loop.config import LoopConfig
-from rollforge.loop.measure import batch_metrics, throughput
+from rollforge.loop.measure import Throughput, batch_metrics
 from rollforge.rollout.samples import to_samples
 from rollforge.rollout.worker import RolloutFailed
 from rollforge.types import (
@@ -81,6 +81,7 @@ class Pipeline:
         self._evaluate, self._on_step = evaluate, on_step
         self._version = 0
         self._moved = asyncio.Condition()
+        self._throughput = Throughput()
         self._episodes = Counter(played=0, failed=0, evicted=0)
 
     async def run(self) -> None:
@@ -99,9 +100,8 @@ class Pipeline:
         async with asyncio.TaskGroup() as tasks:
             for index in range(self._steps * per_step):
                 async with self._moved:
-                    await self._moved.wait_for(
-                        lambda index=index: may_admit(index, self._version, per_step, self._max_staleness)
-                    )
+                    while not may_admit(index, self._version, per_step, self._max_staleness):
+                        await self._moved.wait()
                 tasks.create_task(self._one_group(index, await self._roles.prompts.draw()), name=f"group {index}")
 
     async def _one_group(self, index: int, prompt: Prompt) -> None:
@@ -126,12 +126,15 @@ class Pipeline:
             started = time.perf_counter()
             scored = await self._roles.buffer.take(step, self._config.groups_per_step)
             waited = time.perf_counter() - started
-            metrics = {"time/wait_for_rollouts_s": waited} | batch_metrics(scored, step)
-            metrics |= await self._train(Batch(step, tuple(s for one in scored for s in one.samples)))
-            metrics |= await self._update_generators(step + 1)
-            metrics |= {f"episodes/{name}": float(count) for name, count in self._episodes.items()}
-            metrics |= await throughput(self._roles.generators)
-            metrics["time/step_s"] = time.perf_counter() - started
+            metrics = {
+                "time/wait_for_rollouts_s": waited,
+                **batch_metrics(scored, step),
+                **await self._train(Batch(step, tuple(s for one in scored for s in one.samples))),
+                **await self._update_generators(step + 1),
+                **{f"episodes/{name}": float(count) for name, count in self._episodes.items()},
+                **await self._throughput.measure(self._roles.generators),
+                "time/step_s": time.perf_counter() - started,
+            }
             await self._roles.recorder.rollouts(step, scored)
             await self._roles.recorder.log(step, metrics)
             self._on_step(step, metrics)
@@ -143,7 +146,9 @@ class Pipeline:
                 self._moved.notify_all()
 
     async def _train(self, batch: Batch) -> Metrics:
-        """Reference log-probabilities, gradients, optimizer; a batch in which every group was filtered trains nothing."""
+        """Reference log-probabilities, gradients, optimizer; a batch in which every group was filtered trains
+        nothing.
+        """
         if not batch.samples:
             return {}
         if self._roles.reference is not None:

@@ -1,0 +1,1 @@
+"""Ready-made runs: the only place where an algorithm meets the infrastructure."""

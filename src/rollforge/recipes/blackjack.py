@@ -1,8 +1,8 @@
 """BlackJack: the policy learns when to hit and when to stand from the outcomes of hands it plays itself.
 
-The environment is Rollforge's own OpenEnv server, in a process of its own. One rollout is one hand; all rollouts of a group
-play the same deal from the same shoe. The policy is evaluated exactly: its action in all 280 decision states, under examples
-never seen in training, and the expected reward of playing so by dynamic programming.
+The environment is Rollforge's own OpenEnv server, in a process of its own. One rollout is one hand; all rollouts of a
+group play the same deal from the same shoe. The policy is evaluated exactly: its action in all 280 decision states,
+under examples never seen in training, and the expected reward of playing so by dynamic programming.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from rollforge.envs.config import OpenEnvConfig
 from rollforge.envs.openenv import OpenEnvPool
 from rollforge.envs.server import EnvServer
 from rollforge.loop.config import LoopConfig
-from rollforge.recipes.base import RunConfig, SamplingConfig
+from rollforge.recipes._base import RunConfig, SamplingConfig
 from rollforge.rollout.config import RolloutConfig
 from rollforge.train.config import TrainConfig
 from rollforge.types import EnvironmentPool, IntArray, Metrics, Sampling
 
 if TYPE_CHECKING:
-    from rollforge.recipes.run import Report, Served
+    from rollforge.recipes._run import Report, Served
     from rollforge.runtime import RoleSpec
 
 SUMMARY = "SmolLM2 learns hit and stand from played hands (OpenEnv server, exact evaluation, chart)"
@@ -45,7 +45,9 @@ CHART, POLICIES = "chart.png", "policies.json"
 class EvalConfig:
     """How a policy is judged."""
 
-    examples: int = option(2, help="sets of example lines, none seen in training, that the exact value is averaged over")
+    examples: int = option(
+        2, help="sets of example lines, none seen in training, that the exact value is averaged over"
+    )
     hands: int = option(200, help="held-out hands played before and after; 0: none")
 
     def __post_init__(self) -> None:
@@ -60,10 +62,15 @@ class Config(RunConfig):
     steps: int = option(60, help="optimizer steps")
     sampling: SamplingConfig = option(SamplingConfig(max_tokens=1), help="an action is one token")
     rollout: RolloutConfig = option(RolloutConfig(group_size=8, history="last"), help="how hands are played")
-    train: TrainConfig = option(TrainConfig(learning_rate=1e-4, final_share=0.1, micro_batch_tokens=640), help="the trainer")
+    train: TrainConfig = option(
+        TrainConfig(learning_rate=1e-4, final_share=0.1, micro_batch_tokens=640), help="the trainer"
+    )
     algo: GRPOConfig = option(
         GRPOConfig(
-            advantage="group_center", baseline="turn", filter_zero_variance=False, legal_coef=Schedule(start=0.05, end=0.01)
+            advantage="group_center",
+            baseline="turn",
+            filter_zero_variance=False,
+            legal_coef=Schedule(start=0.05, end=0.01),
         ),
         help="GRPO with centred advantages, anchor states, and a regulariser that keeps both actions alive",
     )
@@ -91,7 +98,7 @@ class Blackjack:
         self._held_out = Hands(config.hands, config.seed, "held-out")
         self._policies: list[exact.Values] = []
 
-    def prompts(self, model: Path) -> RoleSpec:
+    def prompts(self) -> RoleSpec:
         from rollforge.runtime import RoleSpec
 
         return RoleSpec(
@@ -146,7 +153,7 @@ class Blackjack:
 
     def report(self, folder: Path, evaluations: Sequence[Metrics]) -> Report:
         from rollforge.envs.blackjack.chart import save_chart, terminal_chart
-        from rollforge.recipes.run import Report
+        from rollforge.recipes._run import Report
 
         panels = list(zip(("before", "after"), self._policies, strict=False))
         save_chart(folder / CHART, panels)
@@ -180,11 +187,15 @@ class _Reader:
         self._served = served
         self._renderer = Renderer(str(served.model))
         words = self._renderer.vocabulary()
-        self._ids = {action: [i for i, word in enumerate(words) if read_action(word) == action] for action in ("hit", "stand")}
+        self._ids = {
+            action: [i for i, word in enumerate(words) if read_action(word) == action] for action in ("hit", "stand")
+        }
         self._sampling = Sampling(temperature=0, max_tokens=1, logprob_ids=(*self._ids["hit"], *self._ids["stand"]))
 
     async def ask(self, text: str) -> tuple[exact.Values, exact.Values]:
-        """P(hit), P(stand), P(anything else) [3], summed over all tokens that read so; and the greedy choice, one-hot [3]."""
+        """P(hit), P(stand), P(anything else) [3], summed over all tokens that read so; and the greedy choice,
+        one-hot [3].
+        """
         from rollforge.types import Prompt
 
         prompt_ids: IntArray = self._renderer.prompt_ids(Prompt(id="", text=text))
@@ -206,13 +217,13 @@ def _mean_value(policies: exact.Values) -> float:
 
 def run(config: Config, folder: Path) -> int:
     """Trains; returns the exit code."""
-    from rollforge.recipes import run as shared
+    from rollforge.recipes import _run as shared
 
     return shared.run(Blackjack(config), folder)
 
 
 def evaluate(config: Config, model: str) -> Mapping[str, float]:
     """Judges a model without training it."""
-    from rollforge.recipes import run as shared
+    from rollforge.recipes import _run as shared
 
     return shared.evaluate(Blackjack(config), model)

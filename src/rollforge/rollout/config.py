@@ -23,7 +23,8 @@ class RolloutConfig:
     def __post_init__(self) -> None:
         if self.group_size < 2:
             raise ConfigError(
-                f"rollout.group_size is {self.group_size}; a group is compared within itself and needs at least 2 rollouts."
+                f"rollout.group_size is {self.group_size}; a group is compared within itself and needs at least 2 "
+                f"rollouts."
             )
         for name, least in (("max_turns", 1), ("retries", 0)):
             if getattr(self, name) < least:

@@ -1,18 +1,17 @@
 """From rollouts to token sequences to train on.
 
-Knows: turns, masks. Does not know: text, algorithms, tensors. A turn whose prompt goes on from the tokens of the turn before is
-appended to the same sequence; one whose context was rewritten opens a sequence of its own. Masks come from who produced a
-token: sampled tokens are trained, all others are not.
+Knows: turns, masks. Does not know: text, algorithms, tensors. A turn whose prompt goes on from the tokens of the turn
+before is appended to the same sequence; one whose context was rewritten opens a sequence of its own. Masks come from
+who produced a token: sampled tokens are trained, all others are not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
-from rollforge.types import Credit, FloatArray, Group, Rollout, TrainSample, Turn
+from rollforge.types import BoolArray, Credit, FloatArray, Group, IntArray, Rollout, TrainSample, Turn
 
 
 def to_samples(group: Group, credit: Credit) -> tuple[TrainSample, ...]:
@@ -26,52 +25,59 @@ def to_samples(group: Group, credit: Credit) -> tuple[TrainSample, ...]:
     )
 
 
-@dataclass(slots=True)
 class _Sequence:
-    """A sequence under construction: parts of arrays."""
+    """A sequence under construction, as parts of its arrays."""
 
-    tokens: list[np.ndarray] = field(default_factory=list)
-    sampled: list[tuple[Turn, float] | None] = field(default_factory=list)
-    legal: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
-    length: int = 0
+    def __init__(self, rollout_id: str) -> None:
+        self._rollout_id = rollout_id
+        self._tokens: list[IntArray] = []
+        self._mask: list[BoolArray] = []
+        self._logprobs: list[FloatArray] = []
+        self._versions: list[IntArray] = []
+        self._advantages: list[FloatArray] = []
+        self._legal: list[tuple[int, tuple[int, ...]]] = []
+        self.length = 0
 
-    def append(self, tokens: np.ndarray, sampled: tuple[Turn, float] | None) -> None:
-        self.tokens.append(tokens)
-        self.sampled.append(sampled)
+    def goes_on(self, turn: Turn) -> bool:
+        """Whether the turn's prompt begins with all tokens so far."""
+        return turn.prompt_ids.size >= self.length and np.array_equal(
+            turn.prompt_ids[: self.length], np.concatenate(self._tokens)
+        )
+
+    def add_turn(self, turn: Turn, advantage: float) -> None:
+        """What is new of the turn's prompt, untrained, then what was sampled."""
+        context = turn.prompt_ids[self.length :]
+        size = context.size
+        self._add(context, False, np.zeros(size, np.float32), np.full(size, -1, np.int32), 0.0)
+        if turn.legal_ids:
+            self._legal.append((self.length, turn.legal_ids))
+        sampled = turn.completion
+        self._add(sampled.token_ids, True, sampled.logprobs, sampled.versions, advantage)
+
+    def _add(self, tokens: IntArray, trained: bool, logprobs: FloatArray, versions: IntArray, advantage: float) -> None:
+        self._tokens.append(tokens)
+        self._mask.append(np.full(tokens.size, trained))
+        self._logprobs.append(logprobs)
+        self._versions.append(versions)
+        self._advantages.append(np.full(tokens.size, advantage, np.float32))
         self.length += tokens.size
+
+    def finish(self) -> TrainSample:
+        return TrainSample(
+            rollout_id=self._rollout_id,
+            token_ids=np.concatenate(self._tokens).astype(np.int32),
+            loss_mask=np.concatenate(self._mask),
+            logprobs=np.concatenate(self._logprobs),
+            versions=np.concatenate(self._versions),
+            advantages=np.concatenate(self._advantages),
+            legal_ids=tuple(self._legal),
+        )
 
 
 def _branches(rollout: Rollout, advantages: Sequence[float]) -> list[TrainSample]:
     sequences: list[_Sequence] = []
     for turn, advantage in zip(rollout.turns, advantages, strict=True):
-        shared = sequences[-1].length if sequences and _goes_on(sequences[-1], turn) else 0
-        if not shared:
-            sequences.append(_Sequence())
-        sequence = sequences[-1]
-        sequence.append(turn.prompt_ids[shared:], None)
-        if turn.legal_ids:
-            sequence.legal.append((sequence.length, turn.legal_ids))
-        sequence.append(turn.completion.token_ids, (turn, advantage))
-    return [_finish(rollout.id, sequence) for sequence in sequences]
-
-
-def _goes_on(sequence: _Sequence, turn: Turn) -> bool:
-    size = sequence.length
-    return turn.prompt_ids.size >= size and np.array_equal(turn.prompt_ids[:size], np.concatenate(sequence.tokens))
-
-
-def _finish(rollout_id: str, sequence: _Sequence) -> TrainSample:
-    def spread(dtype: type, default: float, values: list[object]) -> FloatArray:
-        parts = [np.full(t.size, default if v is None else v, dtype) for t, v in zip(sequence.tokens, values, strict=True)]
-        return np.concatenate(parts)
-
-    turns = sequence.sampled
-    return TrainSample(
-        rollout_id=rollout_id,
-        token_ids=np.concatenate(sequence.tokens).astype(np.int32),
-        loss_mask=spread(np.bool_, False, [None if s is None else True for s in turns]),  # type: ignore[arg-type]
-        logprobs=spread(np.float32, 0.0, [None if s is None else s[0].completion.logprobs for s in turns]),
-        versions=spread(np.int32, -1, [None if s is None else s[0].completion.versions for s in turns]),  # type: ignore[arg-type]
-        advantages=spread(np.float32, 0.0, [None if s is None else s[1] for s in turns]),
-        legal_ids=tuple(sequence.legal),
-    )
+        if not sequences or not sequences[-1].goes_on(turn):
+            sequences.append(_Sequence(rollout.id))
+        sequences[-1].add_turn(turn, advantage)
+    return [sequence.finish() for sequence in sequences]

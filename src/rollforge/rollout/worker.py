@@ -1,7 +1,8 @@
 """Plays prompts with the policy in an environment: Generator x Environment -> Group.
 
-Knows: turns, the renderer, retries. Does not know: which engine, which environment, any algorithm. The group's first turn is one
-request for all rollouts (one prefill); later turns are their own requests, so that a slow episode holds up no other.
+Knows: turns, the renderer, retries. Does not know: which engine, which environment, any algorithm. The group's first
+turn is one request for all rollouts (one prefill); later turns are their own requests, so that a slow episode holds up
+no other.
 """
 
 from __future__ import annotations
@@ -90,9 +91,7 @@ class EpisodeWorker:
                     raise
         raise AssertionError("the last attempt returns or raises")
 
-    async def _play(
-        self, prompt: Prompt, at: int, seed: int, first: _FirstTurn | None, sampling: Sampling
-    ) -> Rollout:
+    async def _play(self, prompt: Prompt, at: int, seed: int, first: _FirstTurn | None, sampling: Sampling) -> Rollout:
         turns: list[Turn] = []
         async with self._environments.session() as environment:
             observation = await environment.reset(prompt.task)
@@ -119,7 +118,11 @@ class EpisodeWorker:
         if completion.finish_reason == "abort":
             raise RuntimeError("the policy server aborted the request")
         after = await environment.step(completion.text)
-        legal = self._renderer.first_token_ids(before.legal_actions, raw=not prompt.messages) if before.legal_actions else ()
+        legal = (
+            self._renderer.first_token_ids(before.legal_actions, raw=not prompt.messages)
+            if before.legal_actions
+            else ()
+        )
         return Turn(prompt_ids, completion, after, legal), after
 
     def _prompt_ids(self, prompt: Prompt, turns: list[Turn], observation: Observation) -> IntArray:

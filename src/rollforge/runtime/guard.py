@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -49,10 +50,13 @@ def kill_marked(prefix: str) -> list[int]:
     return left
 
 
-def start(prefix: str) -> subprocess.Popen[bytes]:
-    """Start this process's guard, unmarked and in a session of its own: what ends the controller must not reach it."""
+def start(prefix: str, scratch: Path) -> subprocess.Popen[bytes]:
+    """Start this process's guard, unmarked and in a session of its own: what ends the controller must not reach it.
+
+    When the controller has ended, `scratch` is removed, too.
+    """
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", __file__, str(os.getpid()), prefix],
+        [sys.executable, "-I", "-S", __file__, str(os.getpid()), prefix, str(scratch)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -63,7 +67,7 @@ def start(prefix: str) -> subprocess.Popen[bytes]:
 
 def main() -> None:
     """Wait for the controller to end, then sweep: for a full second, as a role may be just starting."""
-    controller, prefix = int(sys.argv[1]), sys.argv[2]
+    controller, prefix, scratch = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     try:
@@ -76,6 +80,8 @@ def main() -> None:
     while time.monotonic() < end:
         kill_marked(prefix)
         time.sleep(0.05)
+    if scratch.is_dir():
+        shutil.rmtree(scratch)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import re
-import signal
 import sys
 import uuid
 from collections.abc import Iterator, Mapping
@@ -22,13 +21,14 @@ import cloudpickle
 from rollforge.runtime import child
 from rollforge.runtime.errors import Raised, RoleDied, RoleError, capture
 from rollforge.runtime.handle import cancelled_from_outside
+from rollforge.runtime.process import Watch, exited, killed, start_time
 from rollforge.runtime.role import Role
 from rollforge.runtime.spec import RoleSpec
 
-# Read by Monarch when it is loaded, here and in every role. 250 ms: a caller in a third process hears of a death after
-# two polls, and this keeps it within a second on a busy machine.
-os.environ.setdefault("HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY", "250ms")
-os.environ.setdefault("MONARCH_FILE_LOG", "warn")
+# Read by Monarch when it is loaded, here and in every role: how often it asks whether the processes live. `Watch` tells
+# that one is gone; Monarch's report, half a second later at most, how.
+os.environ.setdefault("HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY", "500ms")
+os.environ.setdefault("MONARCH_FILE_LOG", "warn")  # its own log grows by some 50 kB a run otherwise
 
 import monarch.actor
 from monarch._rust_bindings.monarch_hyperactor.host_mesh import BootstrapCommand
@@ -38,6 +38,7 @@ from monarch.actor import Actor, ActorError, concurrent_endpoint, endpoint, this
 _TAIL_LINES = 40
 _STOP_LIMIT_S = 5.0
 _START_LIMIT_S = 60.0
+_CAUSE_LIMIT_S = 1.0
 
 
 def _pack(value: Any) -> bytes:
@@ -96,8 +97,8 @@ class _Host(Actor):  # type: ignore[misc]
 class ActorPort:
     """The way to a role in another process; usable from any process of the run."""
 
-    def __init__(self, role: str, host: Any, log: str) -> None:
-        self._role, self._host, self._log = role, host, log
+    def __init__(self, role: str, host: Any, log: str, watch: Watch) -> None:
+        self._role, self._host, self._log, self.watch = role, host, log, watch
 
     async def call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         call_id = uuid.uuid4().hex
@@ -115,31 +116,49 @@ class ActorPort:
     async def died(self) -> RoleDied:
         """Wait until the role's process is gone."""
         try:
-            await self._host.linger.call_one()
-        except (SupervisionError, ActorError) as error:
-            return self._death(error)
-        return RoleDied(self._role, "its actor ended", log_tail(self._log))
+            await self._ask("linger", self._host.linger)
+        except RoleDied as died:
+            return died
+        except RoleError as error:
+            return RoleDied(self._role, f"its actor failed: {error.trace}", log_tail(self._log))
+        raise AssertionError("linger never answers")
 
     async def _ask(self, method: str, remote: Any, *arguments: Any) -> Any:
+        answer = asyncio.ensure_future(_wait_for(remote.call_one(*arguments)))
+        gone = self.watch.gone()
         try:
-            outcome = cloudpickle.loads(await remote.call_one(*arguments))
+            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done() and gone.result() is None:
+                await asyncio.wait({answer}, timeout=_CAUSE_LIMIT_S)  # Monarch may still say how it ended
+            if not answer.done():
+                cause = gone.result() or f"its process {self.watch.pid} is gone (how it ended is not known)"
+                raise RoleDied(self._role, cause, log_tail(self._log))
+            outcome = cloudpickle.loads(answer.result())
         except SupervisionError as error:
-            raise self._death(error) from None
+            raise RoleDied(self._role, _cause(str(error)), log_tail(self._log)) from None
         except ActorError as error:
             raise RoleError(self._role, method, str(error)) from None
+        finally:
+            answer.cancel()
         if isinstance(outcome, Raised):
             raise outcome.rebuild() from None
         return outcome
 
-    def _death(self, error: Exception) -> RoleDied:
-        return RoleDied(self._role, _cause(str(error)), log_tail(self._log))
+
+async def _wait_for(future: Any) -> Any:
+    """Monarch's future as a coroutine, so that asyncio can make a task of it."""
+    return await future
 
 
 class Process:
     """A role's process: started by `await Process.start(...)`, ended by `stop`."""
 
-    def __init__(self, procs: Any, port: ActorPort, pid: int) -> None:
-        self._procs, self.port, self.pid = procs, port, pid
+    def __init__(self, procs: Any, port: ActorPort) -> None:
+        self._procs, self.port = procs, port
+
+    @property
+    def pid(self) -> int:
+        return self.port.watch.pid
 
     @classmethod
     async def start(cls, spec: RoleSpec, log: Path, env: Mapping[str, str]) -> Process:
@@ -157,14 +176,16 @@ class Process:
             raise
         except Exception as error:
             raise RoleDied(spec.name, f"its process did not start: {_cause(str(error))}", log_tail(str(log))) from None
-        return cls(procs, ActorPort(spec.name, host, str(log)), pid)
+        watch = Watch(pid, start_time(pid))
+        return cls(procs, ActorPort(spec.name, host, str(log), watch))
 
     async def stop(self) -> None:
+        """Ask the process to end, for a few seconds at most; a dead one is no error."""
         await _stop(self._procs)
+        self.port.watch.close()
 
 
 async def _stop(procs: Any) -> None:
-    """Ask a process to end, for a few seconds at most; a dead one is no error."""
     with contextlib.suppress(SupervisionError, ActorError, TimeoutError):
         async with asyncio.timeout(_STOP_LIMIT_S):
             await procs.stop()
@@ -190,14 +211,12 @@ def log_tail(log: str) -> str:
 
 def _cause(report: str) -> str:
     """Monarch's report in plain words where it is known, else its last line."""
-    if killed := re.search(r"Killed\(sig=(\d+)\)", report):
-        number = int(killed[1])
-        names = {item.value: item.name for item in signal.Signals}
-        return f"its process was killed by signal {number} ({names.get(number, 'unknown')})"
-    if exited := re.search(r"(?:non-zero code|exit_code:) (-?\d+)", report):
-        return f"its process exited with code {exited[1]}"
+    if match := re.search(r"Killed\(sig=(\d+)\)", report):
+        return killed(int(match[1]))
+    if match := re.search(r"(?:non-zero code|exit_code:) (-?\d+)", report):
+        return exited(int(match[1]))
     if "exited cleanly" in report:
-        return "its process exited with code 0"
+        return exited(0)
     return report.strip().splitlines()[-1] if report.strip() else "unknown"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import shutil
 import subprocess
 import tempfile
 import uuid
@@ -43,8 +44,8 @@ class Runtime:
         self.failure: RoleDied | None = None
         self._in_process = in_process
         self._log_dir = None if log_dir is None else Path(log_dir)
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._id = uuid.uuid4().hex
+        self._scratch = Path(tempfile.gettempdir()) / f"rollforge-logs-{self._id}"  # used when there is no log_dir
         self._guard: subprocess.Popen[bytes] | None = None
         self._failed = asyncio.Event()
         self._names: set[str] = set()
@@ -112,7 +113,7 @@ class Runtime:
 
         mesh.keep_running_on_faults()
         if self._guard is None:
-            self._guard = guard.start(self._id)
+            self._guard = guard.start(self._id, self._scratch)
         env = {**spec.process_env(), guard.VARIABLE: self._mark(spec.name)}
         process = await mesh.Process.start(spec, self._log_folder() / f"{spec.name}.log", env)
         self._processes[spec.name] = process
@@ -133,11 +134,9 @@ class Runtime:
         return f"{self._id}/{name}/"
 
     def _log_folder(self) -> Path:
-        if self._log_dir is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="rollforge-logs-")
-            self._log_dir = Path(self._temporary.name)
-        self._log_dir.mkdir(parents=True, exist_ok=True)
-        return self._log_dir
+        folder = self._scratch if self._log_dir is None else self._log_dir
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return folder
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -175,7 +174,7 @@ class Runtime:
             if self._guard is not None:
                 self._guard.kill()
                 self._guard.wait()
-            if self._temporary is not None:
-                self._temporary.cleanup()
+            if self._scratch.is_dir():
+                shutil.rmtree(self._scratch)
         if left:
             raise RuntimeError(f"processes {left} of this run cannot be killed")

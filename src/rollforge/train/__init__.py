@@ -1,0 +1,1 @@
+"""The policy trainer and the frozen scorer, over any transformers causal language model."""

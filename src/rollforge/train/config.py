@@ -18,7 +18,9 @@ class TrainConfig:
     eps: float = option(1e-8, help="AdamW's denominator floor")
     weight_decay: float = option(0.0, help="AdamW's decoupled weight decay, on matrices only")
     warmup_steps: int = option(5, help="optimizer steps over which the learning rate rises linearly from zero")
-    final_share: float = option(1.0, help="share of the peak learning rate left at the last step (1 constant, 0 to zero)")
+    final_share: float = option(
+        1.0, help="share of the peak learning rate left at the last step (1 constant, 0 to zero)"
+    )
     max_grad_norm: float = option(1.0, help="gradients are scaled down to this global norm")
     micro_batch_tokens: int = option(1024, help="distinct tokens computed at once; larger batches are accumulated")
 
@@ -36,7 +38,9 @@ class TrainConfig:
                 raise ConfigError(f"train.{name} is {getattr(self, name)}; it must be at least {least}.")
 
     def rate(self, step: int, total_steps: int) -> float:
-        """Learning rate of optimizer step `step` (from 0): linear warm-up, then a cosine down to `final_share` of the peak."""
+        """Learning rate of optimizer step `step` (from 0): linear warm-up, then a cosine down to `final_share` of
+        the peak.
+        """
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / (self.warmup_steps + 1)
         done = (step - self.warmup_steps) / max(1, total_steps - self.warmup_steps)

@@ -1,17 +1,22 @@
 """From token sequences to the log-probabilities of their trained tokens, every shared prefix computed once.
 
-The samples of a micro-batch are folded into a trie (`rollforge.data.trie`): completions of one prompt attend to one copy of its
-keys and values, and gradients flow through that copy. Knows: tensors, the model. Does not know: losses, optimizers.
+The samples of a micro-batch are folded into a trie (`rollforge.data.trie`): completions of one prompt attend to one
+copy of its keys and values, and gradients flow through that copy. Knows: tensors, the model. Does not know: losses,
+optimizers.
 
-Shape legend: M nodes of the trie, U nodes that predict a trained token, N trained tokens, V vocabulary, A legal actions, E width.
+Shape legend: M nodes of the trie, U nodes that predict a trained token, N trained tokens, V vocabulary, A legal
+actions, E width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -19,7 +24,7 @@ from transformers import PreTrainedModel
 from rollforge.data import trie
 from rollforge.data.transformer import Attend, additive_mask, grouped_attention, hidden_states
 from rollforge.tensors import TokenOutputs
-from rollforge.types import FloatArray, IntArray, TrainSample
+from rollforge.types import BoolArray, FloatArray, IntArray, TrainSample
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,7 @@ class Micro:
         """Which sample of the micro-batch each trained token belongs to."""
         return np.repeat(np.arange(len(self.samples), dtype=np.int32), [int(s.loss_mask.sum()) for s in self.samples])
 
-    def legal_ids(self) -> tuple[IntArray, np.ndarray]:
+    def legal_ids(self) -> tuple[IntArray, BoolArray]:
         """([N, A] token ids padded with 0, [N, A] which of them count)."""
         rows = [dict(s.legal_ids).get(int(at), ()) for s in self.samples for at in np.flatnonzero(s.loss_mask)]
         width = max((len(row) for row in rows), default=0)
@@ -88,24 +93,28 @@ def token_outputs(
 ) -> TokenOutputs:
     """Log-probabilities [N] (with gradient) of the trained tokens under logits / `temperature`, as they were sampled.
 
-    Entropy [N] is over the whole vocabulary, with gradient only if asked. `embedded` [M, E] replaces the embedding lookup.
+    Entropy [N] is over the whole vocabulary, with gradient only if asked. `embedded` [M, E] replaces the embedding
+    lookup.
     """
     device = model.device
     ids = _long(micro.trie.token_ids, device)
     hidden = hidden_states(
-        model, ids if embedded is None else embedded, _long(micro.trie.depths, device), tree_attention(micro.trie, model)
+        model,
+        ids if embedded is None else embedded,
+        _long(micro.trie.depths, device),
+        tree_attention(micro.trie, model),
     )
     nodes_U, row_N = np.unique(micro.nodes_N, return_inverse=True)
     logits_UV = model.get_output_embeddings()(hidden[_long(nodes_U, device)]).float() / temperature
-    row_N, targets_N = _long(row_N, device), _long(micro.targets_N, device)
+    at_N, targets_N = _long(row_N, device), _long(micro.targets_N, device)
     total_U = logits_UV.logsumexp(-1)
     legal_ids, legal_mask = micro.legal_ids()
-    legal_NA = logits_UV[row_N.unsqueeze(1), _long(legal_ids, device)] - total_U[row_N].unsqueeze(1)
+    legal_NA = logits_UV[at_N.unsqueeze(1), _long(legal_ids, device)] - total_U[at_N].unsqueeze(1)
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy_U = total_U - ((logits_UV - total_U.unsqueeze(1)).exp() * logits_UV).sum(-1)
     return TokenOutputs(
-        logprobs_N=logits_UV[row_N, targets_N] - total_U[row_N],
-        entropy_N=entropy_U[row_N],
+        logprobs_N=logits_UV[at_N, targets_N] - total_U[at_N],
+        entropy_N=entropy_U[at_N],
         legal_logprobs_NA=legal_NA,
         legal_mask_NA=torch.from_numpy(legal_mask).to(device),
     )
@@ -114,7 +123,7 @@ def token_outputs(
 def tree_attention(folded: trie.Trie, model: PreTrainedModel) -> Attend:
     """Attention in which each node sees its ancestors and itself; separate trees are computed separately."""
     starts = np.append(np.flatnonzero(folded.parents < 0), folded.parents.size)
-    spans = [slice(int(a), int(b)) for a, b in zip(starts[:-1], starts[1:], strict=True)]
+    spans = [slice(int(a), int(b)) for a, b in pairwise(starts)]
     visible = folded.ancestor_mask()
     masks = [additive_mask(torch.from_numpy(visible[s, s]).to(model.device), model.dtype) for s in spans]
 
@@ -128,5 +137,5 @@ def tree_attention(folded: trie.Trie, model: PreTrainedModel) -> Attend:
     return attend
 
 
-def _long(array: IntArray, device: torch.device) -> Tensor:
+def _long(array: npt.NDArray[np.integer[Any]], device: torch.device) -> Tensor:
     return torch.from_numpy(np.asarray(array, dtype=np.int64)).to(device)

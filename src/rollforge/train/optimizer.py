@@ -1,7 +1,8 @@
 """AdamW on float32 master weights for a model that computes in a narrower dtype.
 
-At reinforcement-learning rates an update is far smaller than a bf16 weight's last bit: kept in bf16 it would be rounded away.
-Knows: parameters and gradients. Does not know: losses, batches. Gradients of all micro-batches add up in float32.
+At reinforcement-learning rates an update is far smaller than a bf16 weight's last bit: kept in bf16 it would be
+rounded away. Knows: parameters and gradients. Does not know: losses, batches. Gradients of all micro-batches add up in
+float32.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The policy trainer: a transformers model, an algorithm's loss, float32 masters.
 
-Knows: micro-batches, gradients, learning rate, exporting and publishing weights. Does not know: which algorithm it runs (it is
-handed one), rollouts, actors.
+Knows: micro-batches, gradients, learning rate, exporting and publishing weights. Does not know: which algorithm it
+runs (it is handed one), rollouts, actors.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -43,7 +43,7 @@ class PolicyTrainer:
         self._folder, self._config, self._algorithm = folder, config, algorithm
         self._total_steps, self._temperature, self._weights = total_steps, temperature, weights
         self._model = load_causal_lm(folder, getattr(torch, dtype), device)
-        self._embedding: nn.Embedding = self._model.get_input_embeddings()
+        self._embedding = self._model.get_input_embeddings()
         self._optimizer = MasterAdamW(self._model.parameters(), config)
         self._step = 0
 
@@ -99,7 +99,8 @@ class PolicyTrainer:
     def _micro_step(self, micro: Micro, inputs: LossInputs) -> MetricPairs:
         """Forward and backward of one micro-batch.
 
-        The embedding lookup is cut off and its gradient added row by row: autograd would fill and add a dense [V, E] for it.
+        The embedding lookup is cut off and its gradient added row by row: autograd would fill and add a dense [V, E]
+        for it.
         """
         ids = torch.from_numpy(micro.trie.token_ids).long().to(self._model.device)
         embedded = self._embedding(ids).detach().requires_grad_()
@@ -107,7 +108,7 @@ class PolicyTrainer:
         loss, metrics = self._algorithm.loss(outputs, inputs)
         loss.backward()
         assert embedded.grad is not None
-        rows = self._optimizer.gradient(self._embedding.weight)
+        rows = self._optimizer.gradient(cast(nn.Parameter, self._embedding.weight))
         rows.index_add_(0, ids, embedded.grad.to(rows.dtype))
         pairs: MetricPairs = metrics
         return pairs

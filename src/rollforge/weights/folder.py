@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rollforge.config import UserError
+from rollforge.runtime.process import start_time
 
 SPARE_SUFFIX = ".spare"
 _NAME = re.compile(r"rollforge-weights-(\d+)-(\d+)-(\d+)-[0-9a-f]+")
@@ -91,7 +92,7 @@ def _choose(needed: int, roots: Sequence[Path]) -> Path:
 
 def _own_name() -> str:
     pid = os.getpid()
-    return f"rollforge-weights-{pid}-{_start_time(pid)}-{_namespace()}-{uuid.uuid4().hex[:8]}"
+    return f"rollforge-weights-{pid}-{start_time(pid)}-{_namespace()}-{uuid.uuid4().hex[:8]}"
 
 
 def _is_abandoned(path: Path) -> bool:
@@ -100,16 +101,7 @@ def _is_abandoned(path: Path) -> bool:
     if match is None:
         return False
     pid, started, namespace = (int(part) for part in match.groups())
-    return namespace == _namespace() and _start_time(pid) != started
-
-
-def _start_time(pid: int) -> int | None:
-    """Clock ticks from boot to the start of the process (field 22 of its stat); None for one that has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])
+    return namespace == _namespace() and start_time(pid) != started
 
 
 def _namespace() -> int:

@@ -7,9 +7,9 @@ Knows: how the lines look, which hands share what. Does not know: models, enviro
     Hand 19 soft, dealer A: hit
     ...
 
-The examples are random states with random actions, half hit and half stand: they show the format and nothing about good play.
-Neighbouring prompts share their examples, and neighbours among those share the deal and differ in the shoe: what they have in
-common is computed once, in the engine and in the trainer.
+The examples are random states with random actions, half hit and half stand: they show the format and nothing about
+good play. Neighbouring prompts share their examples, and neighbours among those share the deal and differ in the shoe:
+what they have in common is computed once, in the engine and in the trainer.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class HandsConfig:
             if getattr(self, name) < 1:
                 raise ConfigError(f"hands.{name} is {getattr(self, name)}; it must be at least 1.")
         if self.examples < 0 or self.examples % 2:
-            raise ConfigError(f"hands.examples is {self.examples}; give an even number, 0 or more, so that half say hit.")
+            raise ConfigError(
+                f"hands.examples is {self.examples}; give an even number, 0 or more, so that half say hit."
+            )
 
 
 class Hands:
@@ -64,7 +66,8 @@ class Hands:
         """Go on where `state` was taken. Raises UserError when it belongs to another seed or stream."""
         if (state["seed"], state["stream"]) != (self._seed, self._stream):
             raise UserError(
-                f"The saved position belongs to seed {state['seed']} of {state['stream']}, this run has seed {self._seed} "
+                f"The saved position belongs to seed {state['seed']} of {state['stream']}, this run has seed "
+                f"{self._seed} "
                 f"of {self._stream}; resume with the seed the run was started with."
             )
         self._position = state["position"]
@@ -75,7 +78,10 @@ class Hands:
         return Prompt(
             id=f"{self._stream}-{position}",
             text=self.examples(deal // self._config.deals_per_examples),
-            task={"seed": self._random("deal", deal).getrandbits(48), "shoe": self._random("shoe", position).getrandbits(48)},
+            task={
+                "seed": self._random("deal", deal).getrandbits(48),
+                "shoe": self._random("shoe", position).getrandbits(48),
+            },
         )
 
     def examples(self, number: int) -> str:

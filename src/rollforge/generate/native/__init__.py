@@ -1,0 +1,1 @@
+"""The native engine: continuous batching over the trainer's own transformers model."""

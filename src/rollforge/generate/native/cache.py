@@ -1,9 +1,10 @@
 """Keys and values of the native engine: a trie of prompt prefixes, and one row per running sequence.
 
-Knows: where the key and value of each token lie. Does not know: models, sampling, requests. Both parts belong to one weight
-version: `PrefixCache.clear` and a fresh `Rows` are the only way into the next.
+Knows: where the key and value of each token lie. Does not know: models, sampling, requests. Both parts belong to one
+weight version: `PrefixCache.clear` and a fresh `Rows` are the only way into the next.
 
-Shape legend: Y layers, C cached nodes, B rows, T tokens of a row, K key/value heads, D head width, P tokens of one prefix.
+Shape legend: Y layers, C cached nodes, B rows, T tokens of a row, K key/value heads, D head width, P tokens of one
+prefix.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Continuous batching: requests join and leave between steps; a prompt is computed once, however many samples it has.
 
-Knows: requests, rows, when a sequence ends. Does not know: asyncio, actors, where weights come from (`load` is handed them).
-A step is one pass over new prompt tokens and one token of every running sequence. New weights empty both caches; sequences
-that were running are computed again under the new weights and go on, each token stamped with the version it was drawn from.
+Knows: requests, rows, when a sequence ends. Does not know: asyncio, actors, where weights come from (`load` is handed
+them). A step is one pass over new prompt tokens and one token of every running sequence. New weights empty both
+caches; sequences that were running are computed again under the new weights and go on, each token stamped with the
+version it was drawn from.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class Request:
     prompt_ids: IntArray
     sampling: Sampling
     samples: list[Sample]
-    on_done: Callable[[list[Completion]], None]
-    on_token: Callable[[int, int, float], None] | None = None
+    on_done: Callable[[list[Completion]], object]
+    on_token: Callable[[int, int, float], object] | None = None
     cached_tokens: int = 0
 
 
@@ -71,7 +72,11 @@ class Engine:
     """The scheduler. `submit`, `abort` and `step` are called from one thread at a time."""
 
     def __init__(
-        self, model: EngineModel, decode_text: Callable[[list[int]], str], stop_ids: frozenset[int], config: NativeConfig
+        self,
+        model: EngineModel,
+        decode_text: Callable[[list[int]], str],
+        stop_ids: frozenset[int],
+        config: NativeConfig,
     ) -> None:
         self._model, self._decode_text, self._stop_ids, self._config = model, decode_text, stop_ids, config
         self._waiting: deque[_Waiting] = deque()
@@ -90,10 +95,12 @@ class Engine:
         prompt_ids: IntArray,
         sampling: Sampling,
         n: int,
-        on_done: Callable[[list[Completion]], None],
-        on_token: Callable[[int, int, float], None] | None = None,
+        on_done: Callable[[list[Completion]], object],
+        on_token: Callable[[int, int, float], object] | None = None,
     ) -> Request:
-        """A request for `n` samples of a prompt. Raises UserError for an empty or too long prompt and impossible sampling."""
+        """A request for `n` samples of a prompt. Raises UserError for an empty or too long prompt and impossible
+        sampling.
+        """
         _check(prompt_ids, sampling, n, self._model.context_limit)
         request = Request(np.ascontiguousarray(prompt_ids, dtype=np.int32), sampling, [], on_done, on_token)
         request.samples = [Sample(request, sample_seed(sampling.seed, i)) for i in range(n)]
@@ -104,7 +111,9 @@ class Engine:
         self._waiting.append(_Waiting(request.prompt_ids, list(request.samples)))
 
     def abort(self, request: Request) -> None:
-        """Ends a request with what it has; its unfinished samples get finish reason `abort`. An ended one is left alone."""
+        """Ends a request with what it has; its unfinished samples get finish reason `abort`. An ended one is left
+        alone.
+        """
         if all(sample.finish_reason for sample in request.samples):
             return
         for row in reversed(range(len(self._running))):
@@ -136,11 +145,13 @@ class Engine:
         decode = np.asarray([sample.token_ids[-1] for sample in self._running], dtype=np.int32)
         hidden = self._model.forward(plan.prefill, self._prefix, decode, self._rows)
         new = plan.prefill.token_ids.size
-        sources, samples, rows = [], [], []
+        sources: list[Tensor] = []
+        samples: list[Sample] = []
+        rows: list[int] = []
         for entry, _, at in plan.admitted:
-            if at is not None:
-                self._prefix.set_end(entry.context, hidden[at].clone())
-            end = self._prefix.end(entry.context)
+            end = self._prefix.end(entry.context) if at is None else hidden[at].clone()
+            assert end is not None, "an entry without a row of its own was found remembered"
+            self._prefix.set_end(entry.context, end)
             rows += [len(sources)] * len(entry.samples)
             samples += entry.samples
             sources.append(end)

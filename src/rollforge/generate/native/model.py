@@ -2,7 +2,8 @@
 
 Knows: the transformers model, the caches. Does not know: requests, sampling.
 
-Shape legend: P new prompt tokens, B running rows, S cached tokens that the new ones look at, H query heads, K key heads, D width.
+Shape legend: P new prompt tokens, B running rows, S cached tokens that the new ones look at, H query heads, K key
+heads, D width.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from rollforge.types import BoolArray, IntArray
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """New prompt tokens of one pass: token_ids [P], positions [P], their nodes [P] in the prefix cache, the cached nodes [S]
-    that they look at, and visible [P, S + P]: which of those (cached first, then new) each new token sees."""
+    """New prompt tokens of one pass: token_ids [P], positions [P], their nodes [P] in the prefix cache, the cached
+    nodes [S] that they look at, and visible [P, S + P]: which of those (cached first, then new) each new token sees."""
 
     token_ids: IntArray
     positions: IntArray
@@ -47,7 +48,7 @@ class EngineModel:
             dtype=dtype,
             device=device,
         )
-        self._plain = dict(self._model.state_dict(keep_vars=True))
+        self._plain: dict[str, Tensor] = dict(self._model.state_dict(keep_vars=True))
         self._packed = pack_linears(self._model) if can_pack(dtype, device) else {}
         for name in self._packed:
             tied = self._plain[name].data_ptr() == self._model.get_input_embeddings().weight.data_ptr()

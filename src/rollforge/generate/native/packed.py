@@ -1,7 +1,7 @@
 """Linear layers whose weights are kept in the layout that oneDNN's bf16 products want.
 
-On CPU, torch reorders a bf16 weight at every call; doing it once per weight version makes a decode step of a small model two
-to three times faster. Knows: torch modules. Does not know: what the model is.
+On CPU, torch reorders a bf16 weight at every call; doing it once per weight version makes a decode step of a small
+model two to three times faster. Knows: torch modules. Does not know: what the model is.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ from rollforge.types import Completion, IntArray, Metrics, Sampling, WeightReade
 class NativePolicy:
     """Implements `rollforge.types.Generator` over a Hugging Face folder.
 
-    `weights` reads published versions; without it `load` is refused. Loading is in flight: running sequences go on under the
-    new weights, their earlier tokens keep their version.
+    `weights` reads published versions; without it `load` is refused. Loading is in flight: running sequences go on
+    under the new weights, their earlier tokens keep their version.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class NativePolicy:
         self._do(lambda: self._engine.submit(request))
         try:
             while not (ended.done() and queue.empty()):
-                item = asyncio.ensure_future(queue.get())
-                await asyncio.wait({item, ended}, return_when=asyncio.FIRST_COMPLETED)
+                item: asyncio.Future[Any] = asyncio.ensure_future(queue.get())
+                await asyncio.wait([item, ended], return_when=asyncio.FIRST_COMPLETED)
                 if item.done():
                     yield item.result()
                 else:

@@ -1,6 +1,7 @@
 """Drawing tokens from logits, with the log-probabilities of the distribution that was actually drawn from.
 
-Knows: temperature, top-k, top-p, min-p, greedy, and how to draw one token from one uniform number. Does not know: requests.
+Knows: temperature, top-k, top-p, min-p, greedy, and how to draw one token from one uniform number. Does not know:
+requests.
 
 Shape legend: R rows of logits, S samples (several may share a row), V vocabulary, A asked-for ids.
 """
@@ -30,10 +31,11 @@ class Drawn:
 
 
 def log_distribution(logits_RV: Tensor, sampling_R: Sequence[Sampling]) -> Tensor:
-    """Log-probabilities float32 [R, V] of each row after its temperature and filters; removed tokens are minus infinity.
+    """Log-probabilities float32 [R, V] of each row after its temperature and filters; removed tokens are minus
+    infinity.
 
-    Filters apply in the order temperature, top-k, top-p, min-p, each on what the one before left, renormalised at the end.
-    Temperature 0 stands for greedy and leaves the distribution at temperature 1.
+    Filters apply in the order temperature, top-k, top-p, min-p, each on what the one before left, renormalised at the
+    end. Temperature 0 stands for greedy and leaves the distribution at temperature 1.
     """
     logits_RV = logits_RV.float()
     temperatures = [s.temperature or 1.0 for s in sampling_R]
@@ -61,7 +63,8 @@ def _filtered(logits_V: Tensor, sampling: Sampling) -> Tensor:
 
 
 def draw(logprobs_RV: Tensor, row_S: Tensor, uniform_S: Tensor, greedy_S: Tensor) -> Drawn:
-    """Draws sample s from row `row_S[s]` by inverting its cumulative distribution at `uniform_S[s]` (float64 in [0, 1)).
+    """Draws sample s from row `row_S[s]` by inverting its cumulative distribution at `uniform_S[s]` (float64 in [0,
+    1)).
 
     A token of zero probability is never drawn. Where `greedy_S`, the most likely token is taken instead.
     """
@@ -82,7 +85,9 @@ def draw(logprobs_RV: Tensor, row_S: Tensor, uniform_S: Tensor, greedy_S: Tensor
 
 
 def _first_beyond(cumulative: Tensor, target_S: Tensor, possible: Tensor) -> Tensor:
-    """First index whose cumulative mass exceeds the target; rounding can push that past the end: then the last possible."""
+    """First index whose cumulative mass exceeds the target; rounding can push that past the end: then the last
+    possible.
+    """
     index_S = torch.searchsorted(cumulative, target_S.unsqueeze(1), right=True).squeeze(1)
     width = cumulative.shape[1]
     last_S = width - 1 - possible.flip(1).int().argmax(1)
@@ -90,8 +95,8 @@ def _first_beyond(cumulative: Tensor, target_S: Tensor, possible: Tensor) -> Ten
 
 
 def uniforms(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-    """One number in [0, 1) per (seed, position), by the SplitMix64 finaliser (Steele et al., 2014): a counter-based draw that
-    does not depend on what else is in the batch, nor on the order of requests."""
+    """One number in [0, 1) per (seed, position), by the SplitMix64 finaliser (Steele et al., 2014): a counter-based
+    draw that does not depend on what else is in the batch, nor on the order of requests."""
     with np.errstate(over="ignore"):
         mixed = _mix(_mix(seeds) + positions * np.uint64(0x9E3779B97F4A7C15))
     return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -1,6 +1,7 @@
 """What every recipe shares: its configuration, and the facts chosen for this machine.
 
-Knows: the configuration of every room, devices. Does not know: torch at import (the command line reads this before any model).
+Knows: the configuration of every room, devices. Does not know: torch at import (the command line reads this before any
+model).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from rollforge.algo.grpo import GRPO
 from rollforge.data.models import resolve
@@ -20,7 +20,7 @@ from rollforge.loop.pipeline import Pipeline, Roles
 from rollforge.observe.console import Console, Row
 from rollforge.observe.memory import MemoryWatch
 from rollforge.observe.plot import curve_png
-from rollforge.recipes.base import Machine, RunConfig, choose_machine
+from rollforge.recipes._base import Machine, RunConfig, choose_machine
 from rollforge.runs.folder import RunFolder
 from rollforge.runs.reader import RunReader
 from rollforge.runtime import RoleSpec, Runtime
@@ -46,9 +46,10 @@ class Task(Protocol):
     """What a recipe adds to the shared machinery."""
 
     name: str
-    config: RunConfig
 
-    def prompts(self, model: Path) -> RoleSpec: ...
+    @property
+    def config(self) -> RunConfig: ...
+    def prompts(self) -> RoleSpec: ...
     async def environments(self, stack: AsyncExitStack, log: Path) -> EnvironmentPool: ...
     async def evaluate(self, served: Served, version: int) -> Metrics: ...
     def report(self, folder: Path, evaluations: Sequence[Metrics]) -> Report: ...
@@ -88,112 +89,87 @@ class _Placement:
     """Says which class plays which role, with what; spawning is the runtime's."""
 
     def __init__(self, task: Task, runtime: Runtime, model: Path, machine: Machine, weights: Path) -> None:
-        self._config, self._runtime, self._weights = task.config, runtime, weights
-        self._model, self._machine = model, machine
-        self._task = task
+        self._task, self._config, self._machine = task, task.config, machine
+        self._runtime, self._weights = runtime, weights
+        self._model = {"folder": str(model), "dtype": machine.dtype, "device": machine.device}
+
+    async def _spawn(self, name: str, target: str, threads: int = 1, **kwargs: Any) -> Any:
+        """A handle that stands for the role: typed as whatever Protocol the caller expects."""
+        return await self._runtime.spawn(RoleSpec(name, f"rollforge.{target}", kwargs, threads=threads))
 
     async def serve(self, environments: EnvironmentPool, store: Any) -> list[Served]:
-        """Policy servers, each with an environment worker."""
-        c, m = self._config, self._machine
+        """Policy servers, each with an environment worker. Without a store they serve what they were started with."""
+        c = self._config
         reader = WeightReader(store) if store is not None else None
-        model_args = {"folder": str(self._model), "dtype": m.dtype, "device": m.device}
-        names = [f"generator_{i}" if c.generators > 1 else "generator" for i in range(c.generators)]
-        generators = await asyncio.gather(
-            *(
-                self._runtime.spawn(
-                    RoleSpec(
-                        name=name,
-                        target="rollforge.generate.native.policy:NativePolicy",
-                        kwargs={**model_args, "config": c.generate, "weights": reader},
-                        threads=m.threads,
-                    )
-                )
-                for name in names
-            )
-        )
-        workers = await asyncio.gather(
-            *(
-                self._runtime.spawn(
-                    RoleSpec(
-                        name=name.replace("generator", "environment"),
-                        target="rollforge.rollout.worker:EpisodeWorker",
-                        kwargs={
-                            "folder": str(self._model),
-                            "generator": generator,
-                            "environments": environments,
-                            "sampling": c.sampling.sampling(),
-                            "config": c.rollout,
-                        },
-                        threads=1,
-                    )
-                )
-                for name, generator in zip(names, generators, strict=True)
-            )
-        )
-        await asyncio.gather(*(worker.check() for worker in workers))
-        return [Served(g, w, self._model) for g, w in zip(generators, workers, strict=True)]
+        numbers = [f"_{i}" if c.generators > 1 else "" for i in range(c.generators)]
 
-    async def roles(self, environments: EnvironmentPool, folder: RunFolder, algorithm: GRPO) -> tuple[Roles, list[Served]]:
-        """Every role of a training run."""
-        c, m, spawn = self._config, self._machine, self._runtime.spawn
-        store = await spawn(
-            RoleSpec(
-                name="weights",
-                target="rollforge.weights.store:MemoryWeightStore",
-                kwargs={"folder": str(self._weights)},
+        async def one(number: str) -> Served:
+            generator = await self._spawn(
+                f"generator{number}",
+                "generate.native.policy:NativePolicy",
+                self._machine.threads,
+                **self._model,
+                config=c.generate,
+                weights=reader,
             )
-        )
-        model_args = {"folder": str(self._model), "dtype": m.dtype, "device": m.device}
-        trainer = RoleSpec(
-            name="trainer",
-            target="rollforge.train.trainer:PolicyTrainer",
-            kwargs={
-                **model_args,
-                "config": c.train,
-                "algorithm": algorithm,
-                "total_steps": c.steps,
-                "temperature": c.sampling.temperature,
-                "weights": WeightPublisher(store, self._weights),
-            },
-            threads=m.threads,
-        )
-        reference = RoleSpec(
-            name="reference",
-            target="rollforge.train.scorer:ModelScorer",
-            kwargs={
-                **model_args,
-                "micro_batch_tokens": c.train.micro_batch_tokens,
-                "temperature": c.sampling.temperature,
-            },
-            threads=m.threads,
-        )
-        others = [
-            self._task.prompts(self._model),
-            RoleSpec(
-                name="buffer",
-                target="rollforge.buffer.replay:ReplayBuffer",
-                kwargs={"groups_per_step": c.loop.groups_per_step, "config": c.buffer},
+            worker = await self._spawn(
+                f"environment{number}",
+                "rollout.worker:EpisodeWorker",
+                folder=self._model["folder"],
+                generator=generator,
+                environments=environments,
+                sampling=c.sampling.sampling(),
+                config=c.rollout,
+            )
+            await worker.check()
+            return Served(generator, worker, Path(self._model["folder"]))
+
+        return list(await asyncio.gather(*(one(number) for number in numbers)))
+
+    async def roles(
+        self, environments: EnvironmentPool, folder: RunFolder, algorithm: GRPO
+    ) -> tuple[Roles, list[Served]]:
+        """Every role of a training run."""
+        c = self._config
+        store = await self._spawn("weights", "weights.store:MemoryWeightStore", folder=str(self._weights))
+        served, prompts, buffer, recorder, trainer, reference = await asyncio.gather(
+            self.serve(environments, store),
+            self._runtime.spawn(self._task.prompts()),
+            self._spawn(
+                "buffer", "buffer.replay:ReplayBuffer", groups_per_step=c.loop.groups_per_step, config=c.buffer
             ),
-            RoleSpec(
-                name="metrics", target="rollforge.runs.recorder:RunRecorder", kwargs={"folder": str(folder.path)}
-            ),
-            trainer,
-            *([reference] if algorithm.needs_reference else []),
-        ]
-        served, handles = await asyncio.gather(
-            self.serve(environments, store), asyncio.gather(*(spawn(spec) for spec in others))
+            self._spawn("metrics", "runs.recorder:RunRecorder", folder=str(folder.path)),
+            self._trainer(algorithm, store),
+            self._reference(algorithm),
         )
-        prompts, buffer, recorder, training, *scorer = handles
-        roles = Roles(
-            prompts=prompts,
-            workers=[s.worker for s in served],
-            buffer=buffer,
-            trainer=training,
-            generators=[s.generator for s in served],
-            recorder=recorder,
-            reference=scorer[0] if scorer else None,
+        generators, workers = [s.generator for s in served], [s.worker for s in served]
+        return Roles(cast(Any, prompts), workers, buffer, trainer, generators, recorder, reference), served
+
+    async def _trainer(self, algorithm: GRPO, store: Any) -> Any:
+        return await self._spawn(
+            "trainer",
+            "train.trainer:PolicyTrainer",
+            self._machine.threads,
+            **self._model,
+            config=self._config.train,
+            algorithm=algorithm,
+            total_steps=self._config.steps,
+            temperature=self._config.sampling.temperature,
+            weights=WeightPublisher(store, self._weights),
         )
-        return roles, served
+
+    async def _reference(self, algorithm: GRPO) -> Any:
+        """None when no coefficient needs it: then it is not even loaded."""
+        if not algorithm.needs_reference:
+            return None
+        return await self._spawn(
+            "reference",
+            "train.scorer:ModelScorer",
+            self._machine.threads,
+            **self._model,
+            micro_batch_tokens=self._config.train.micro_batch_tokens,
+            temperature=self._config.sampling.temperature,
+        )
 
 
 class _Run:
@@ -207,7 +183,9 @@ class _Run:
 
     async def run(self) -> int:
         c = self._config
-        title = f"{self._task.name}: {c.steps} steps of {c.loop.groups_per_step} groups x {c.rollout.group_size} rollouts"
+        title = (
+            f"{self._task.name}: {c.steps} steps of {c.loop.groups_per_step} groups x {c.rollout.group_size} rollouts"
+        )
         facts = {**self._machine.facts, "run folder": str(self._folder.path)}
         with MemoryWatch() as memory, Console(title, facts, c.steps) as console:
             async with AsyncExitStack() as stack:
@@ -310,5 +288,3 @@ async def _until_interrupted(work: Any) -> bool:
     finally:
         loop.remove_signal_handler(signal.SIGINT)
     return False
-
-
