@@ -18,7 +18,7 @@ TORCH = torch==2.13.0$(shell nvidia-smi >/dev/null 2>&1 && echo ',!=2.13.0+cpu')
 
 PIP := PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip -qq install --no-compile -c constraints.txt
 
-.PHONY: help setup demo test lint format clean
+.PHONY: help setup demo test bench lint format clean
 
 help: ## list these targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 16
@@ -43,6 +43,13 @@ demo: setup ## train SmolLM2 to play BlackJack, about ten minutes on two cores
 
 test: setup ## run the tests
 	$(BIN)/python -m pytest
+
+# What they claim and how to run them for real stands in benchmarks/README.md.
+bench: setup ## list the benchmarks and run their quick forms
+	@sed -n '/^| script/,/^$$/p' benchmarks/README.md
+	$(BIN)/python benchmarks/startup.py --quick
+	$(BIN)/python benchmarks/engine.py --quick
+	$(BIN)/python benchmarks/learn.py sums --quick
 
 lint: setup ## style, format, types, and which room may import which
 	$(BIN)/ruff check .

@@ -50,9 +50,15 @@ class ReplayBuffer:
         async with self._changed:
             if index < self._next or index in self._held:
                 raise ValueError(f"group {index} was given twice")
-            await asyncio.wait_for(
-                self._changed.wait_for(lambda: index < self._next + ahead), self._config.wait_limit_s
-            )
+            try:
+                await asyncio.wait_for(
+                    self._changed.wait_for(lambda: index < self._next + ahead), self._config.wait_limit_s
+                )
+            except TimeoutError:
+                raise StalenessError(
+                    f"group {index} found no room within buffer.wait_limit_s = {self._config.wait_limit_s:g} s: the "
+                    f"trainer has taken only the {self._next} groups before group {self._next}."
+                ) from None
             self._newest_seen = max(self._newest_seen, scored.group.oldest_version)
             batch_version = max(self._version, index // self._groups_per_step)
             if batch_version - scored.group.oldest_version > self._config.max_staleness:

@@ -18,6 +18,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 
+from rollforge.config import UserError
+
 Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
 """(layer, query [H, M, D], key [K, M, D], value [K, M, D], scale) -> [H, M, D]; keys and values carry rotary
 positions.
@@ -27,8 +29,23 @@ NAME = "rollforge"
 
 
 def _attention(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, scaling: float, attend: Attend, **_: Any
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    *,
+    scaling: float,
+    attend: Attend,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
 ) -> tuple[Tensor, None]:
+    if softcap is not None or s_aux is not None:  # left out silently, they would make every probability wrong
+        raise UserError(
+            f"{type(module).__name__} caps its attention scores or has attention sinks, which neither the native "
+            "engine nor the trainer computes. Take a model of another family (Llama, Qwen, SmolLM, ...)."
+        )
     out = attend(module.layer_idx, query[0], key[0], value[0], scaling)
     return out.transpose(0, 1).unsqueeze(0), None
 
@@ -40,9 +57,10 @@ def load_causal_lm(folder: Path | str, dtype: torch.dtype, device: str) -> PreTr
     """Loads a Hugging Face folder with our attention; dropout is off (`eval`), gradients are as `transformers` sets
     them.
     """
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation=NAME, local_files_only=True)
-    model.to(torch.device(device))
-    loaded: PreTrainedModel = model.eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation=NAME, local_files_only=True
+    )
+    loaded: PreTrainedModel = model.to(torch.device(device)).eval()
     return loaded
 
 

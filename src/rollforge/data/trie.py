@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -28,13 +29,19 @@ class Trie:
     depths: IntArray
     paths: tuple[IntArray, ...]
 
-    def ancestor_mask(self) -> BoolArray:
+    def trees(self) -> list[slice]:
+        """The nodes of each tree of the forest: no node sees one of another tree."""
+        starts = np.append(np.flatnonzero(self.parents < 0), self.parents.size).tolist()
+        return [slice(start, end) for start, end in pairwise(starts)]
+
+    def ancestor_mask(self, tree: slice = slice(None)) -> BoolArray:
         """Which nodes each node may attend to: [M, M] bool, True where the column is the row or an ancestor of it.
 
         In depth-first order a subtree is a contiguous run: column `a` is True exactly on rows [a, end of its subtree).
+        `tree` is one of `trees()`, with M its own nodes; without it M are all nodes of the forest.
         """
-        nodes = np.arange(self.token_ids.size, dtype=np.int32)
-        ends = _subtree_ends(self.depths)
+        ends = _subtree_ends(self.depths[tree])
+        nodes = np.arange(ends.size, dtype=np.int32)
         mask: BoolArray = nodes[:, None] < ends[None, :]
         mask &= nodes[:, None] >= nodes[None, :]
         return mask

@@ -15,7 +15,9 @@ class LoopConfig:
     evaluate_every: int = option(
         10, help="steps between evaluations (one before and one after always); 0: only those two"
     )
-    max_failed_share: float = option(0.2, help="the run stops when more than this share of the episodes failed")
+    max_failed_share: float = option(
+        0.2, help="the run stops when more than this share of the last 256 episodes failed"
+    )
 
     def __post_init__(self) -> None:
         if self.groups_per_step < 1:

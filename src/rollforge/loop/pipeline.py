@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -43,6 +43,8 @@ from rollforge.types import (
 
 WARM_UP_EPISODES = 32
 """Episodes before the share of failed ones means anything."""
+RECENT_EPISODES = 256
+"""Episodes that the share of failed ones is taken over: a breakdown late in a run must show as soon as an early one."""
 
 
 class TooManyFailures(Exception):
@@ -63,7 +65,10 @@ class Roles:
 
 
 class Pipeline:
-    """Runs `steps` optimizer steps. `on_step(step, metrics)` is told of each; `evaluate` is called between steps."""
+    """Runs `steps` optimizer steps; `evaluate` is called before the first and between steps.
+
+    `on_step(step, metrics)` is told of each step, `on_failure(text)` of each failed episode.
+    """
 
     def __init__(
         self,
@@ -75,14 +80,16 @@ class Pipeline:
         seed: int,
         evaluate: Evaluate,
         on_step: Callable[[int, Metrics], None],
+        on_failure: Callable[[str], None],
     ) -> None:
         self._roles, self._algorithm, self._config = roles, algorithm, config
         self._steps, self._max_staleness, self._seed = steps, max_staleness, seed
-        self._evaluate, self._on_step = evaluate, on_step
+        self._evaluate, self._on_step, self._on_failure = evaluate, on_step, on_failure
         self._version = 0
         self._moved = asyncio.Condition()
         self._throughput = Throughput()
         self._episodes = Counter(played=0, failed=0, evicted=0)
+        self._recently_failed: deque[bool] = deque(maxlen=RECENT_EPISODES)
 
     async def run(self) -> None:
         """Runs to the last step; the first exception of either coroutine ends both and is raised."""
@@ -111,10 +118,10 @@ class Pipeline:
             try:
                 group = await worker.run(prompt, index, self._seed)
             except RolloutFailed as failure:
-                self._count(played=0, failed=1, cause=str(failure))
+                self._count(0, failure.failures)
                 prompt = await self._roles.prompts.draw()
                 continue
-            self._count(len(group.rollouts), len(group.failures), next(iter(group.failures), ""))
+            self._count(len(group.rollouts), group.failures)
             credit = self._algorithm.credit(group)
             if await self._roles.buffer.put(Scored(group, credit, to_samples(group, credit))):
                 return
@@ -161,15 +168,17 @@ class Pipeline:
         loaded = await asyncio.gather(*(generator.load(version) for generator in self._roles.generators))
         return {**published, **loaded[0]}
 
-    def _count(self, played: int, failed: int, cause: str) -> None:
+    def _count(self, played: int, failures: Sequence[str]) -> None:
         self._episodes["played"] += played
-        self._episodes["failed"] += failed
-        total = self._episodes["played"] + self._episodes["failed"]
-        share = self._episodes["failed"] / total if total else 0.0
-        if failed and total >= WARM_UP_EPISODES and share > self._config.max_failed_share:
+        self._episodes["failed"] += len(failures)
+        self._recently_failed.extend([False] * played + [True] * len(failures))
+        for text in failures:
+            self._on_failure(text)
+        failed, total = sum(self._recently_failed), len(self._recently_failed)
+        if failures and total >= WARM_UP_EPISODES and failed > self._config.max_failed_share * total:
             raise TooManyFailures(
-                f"{self._episodes['failed']} of {total} episodes failed, more than loop.max_failed_share = "
-                f"{self._config.max_failed_share:g} allows; the last one: {cause}"
+                f"{failed} of the last {total} episodes failed, more than loop.max_failed_share = "
+                f"{self._config.max_failed_share:g} allows; the last one: {failures[-1]}"
             )
 
 

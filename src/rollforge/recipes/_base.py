@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from rollforge.algo.config import GRPOConfig
@@ -70,6 +71,15 @@ class RunConfig:
             raise ConfigError(f"device is {self.device!r}; choose auto, cpu or cuda.")
 
 
+def _has_cuda() -> bool:
+    """Whether torch finds a CUDA device; without a driver it cannot, and the controller is spared importing it."""
+    if not Path("/proc/driver/nvidia").exists():
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """What a run computes on, each with how it was chosen."""
@@ -82,10 +92,8 @@ class Machine:
 
 
 def choose_machine(config: RunConfig) -> Machine:
-    """Resolves every `auto` by what is there. Raises UserError for a device this machine lacks. Imports torch."""
-    import torch
-
-    has_cuda = torch.cuda.is_available()
+    """Resolves every `auto` by what is there. Raises UserError for a device this machine lacks."""
+    has_cuda = _has_cuda()
     if config.device == "cuda" and not has_cuda:
         raise ConfigError(
             "device is 'cuda', but torch finds no CUDA device here. Run on a GPU machine with a CUDA build of torch "

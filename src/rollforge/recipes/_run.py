@@ -6,29 +6,42 @@ Knows: every role and which process it lives in. Does not know: any particular t
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 import signal
 import time
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from safetensors import SafetensorError
+
 from rollforge.algo.grpo import GRPO
-from rollforge.data.models import resolve
+from rollforge.config import UserError
+from rollforge.data.models import require_chat_template, resolve
 from rollforge.loop.pipeline import Pipeline, Roles
 from rollforge.observe.console import Console, Row
 from rollforge.observe.memory import MemoryWatch
 from rollforge.observe.plot import curve_png
 from rollforge.recipes._base import Machine, RunConfig, choose_machine
+from rollforge.runs.files import disk_guard
 from rollforge.runs.folder import RunFolder
 from rollforge.runs.reader import RunReader
-from rollforge.runtime import RoleSpec, Runtime
+from rollforge.runtime import RoleDied, RoleSpec, Runtime
+from rollforge.runtime.process import Watch, start_time
 from rollforge.types import EnvironmentPool, Generator, Metrics, RolloutWorker
 from rollforge.weights.client import WeightPublisher, WeightReader
 from rollforge.weights.folder import weight_folder
 
 INTERRUPTED = 130
+SERVER = "environment-server"
+TAIL_LINES = 40
+CALL_LIMIT_S = 1800.0
+"""Longest call to a role, where the role has no limit of its own: a step of the trainer may take minutes."""
+CAUSE_LIMIT_S = 0.5
+"""How long a failure waits for the death that may have caused it."""
 VERSIONS_ALIVE = 3
 """Weight versions in shared memory at a time: two kept, one being written."""
 
@@ -43,9 +56,15 @@ class Served:
 
 
 class Task(Protocol):
-    """What a recipe adds to the shared machinery."""
+    """What a recipe adds to the shared machinery.
+
+    `chat`: whether prompts are messages, which a model needs a chat template for. `server_pid`: the environment server
+    that `environments` has started, if any; the run ends with it.
+    """
 
     name: str
+    chat: bool
+    server_pid: int | None
 
     @property
     def config(self) -> RunConfig: ...
@@ -67,14 +86,28 @@ class Report:
 
 def run(task: Task, folder: Path) -> int:
     """Runs a task to its end; returns the exit code. 130 after Ctrl-C (the model is saved first)."""
-    model = resolve(task.config.model)
-    return asyncio.run(_Run(task, RunFolder.open(folder), model, choose_machine(task.config)).run())
+    run_folder = RunFolder.open(folder)
+    machine, model = _prepare(task, task.config.model)
+    return asyncio.run(_Run(task, run_folder, model, machine).run())
 
 
 def evaluate(task: Task, model: str) -> Metrics:
     """Evaluates a model on a task, without training."""
+    machine, folder = _prepare(task, model)
+    return asyncio.run(_evaluate(task, folder, machine))
+
+
+def _prepare(task: Task, model: str) -> tuple[Machine, Path]:
+    """Everything that can be refused before something heavy starts, cheap checks first. Raises UserError."""
+    machine = choose_machine(task.config)
     folder = resolve(model)
-    return asyncio.run(_evaluate(task, folder, choose_machine(task.config)))
+    if task.chat:
+        require_chat_template(folder)
+    if task.config.in_process:
+        import torch
+
+        torch.set_num_threads(machine.threads)  # what the environment of a role's process says otherwise
+    return machine, folder
 
 
 async def _evaluate(task: Task, model: Path, machine: Machine) -> Metrics:
@@ -91,17 +124,25 @@ class _Placement:
     def __init__(self, task: Task, runtime: Runtime, model: Path, machine: Machine, weights: Path) -> None:
         self._task, self._config, self._machine = task, task.config, machine
         self._runtime, self._weights = runtime, weights
-        self._model = {"folder": str(model), "dtype": machine.dtype, "device": machine.device}
+        # Within one process transformers can load only one model at a time.
+        self._turn = asyncio.Lock() if task.config.in_process else nullcontext()
+        self._model: dict[str, Any] = {"folder": str(model), "dtype": machine.dtype, "device": machine.device}
 
-    async def _spawn(self, name: str, target: str, threads: int = 1, **kwargs: Any) -> Any:
+    async def _spawn(
+        self, name: str, target: str, threads: int = 1, limit_s: float = CALL_LIMIT_S, **kwargs: Any
+    ) -> Any:
         """A handle that stands for the role: typed as whatever Protocol the caller expects."""
-        return await self._runtime.spawn(RoleSpec(name, f"rollforge.{target}", kwargs, threads=threads))
+        async with self._turn:
+            return await self._runtime.spawn(
+                RoleSpec(name, f"rollforge.{target}", kwargs, threads=threads, limit_s=limit_s)
+            )
 
     async def serve(self, environments: EnvironmentPool, store: Any) -> list[Served]:
         """Policy servers, each with an environment worker. Without a store they serve what they were started with."""
         c = self._config
         reader = WeightReader(store) if store is not None else None
         numbers = [f"_{i}" if c.generators > 1 else "" for i in range(c.generators)]
+        tries = c.rollout.retries + 1
 
         async def one(number: str) -> Served:
             generator = await self._spawn(
@@ -115,6 +156,7 @@ class _Placement:
             worker = await self._spawn(
                 f"environment{number}",
                 "rollout.worker:EpisodeWorker",
+                limit_s=tries * (c.rollout.time_limit_s + CALL_LIMIT_S),  # after the episode's own limits
                 folder=self._model["folder"],
                 generator=generator,
                 environments=environments,
@@ -136,7 +178,11 @@ class _Placement:
             self.serve(environments, store),
             self._runtime.spawn(self._task.prompts()),
             self._spawn(
-                "buffer", "buffer.replay:ReplayBuffer", groups_per_step=c.loop.groups_per_step, config=c.buffer
+                "buffer",
+                "buffer.replay:ReplayBuffer",
+                limit_s=c.buffer.wait_limit_s + CALL_LIMIT_S,  # after the buffer's own limit, which says more
+                groups_per_step=c.loop.groups_per_step,
+                config=c.buffer,
             ),
             self._spawn("metrics", "runs.recorder:RunRecorder", folder=str(folder.path)),
             self._trainer(algorithm, store),
@@ -179,6 +225,8 @@ class _Run:
         self._task, self._folder, self._model, self._machine = task, folder, model, machine
         self._config = task.config
         self._evaluations: list[Metrics] = []
+        self._failures: list[str] = []
+        self._failure_kinds: set[str] = set()
         self._started = time.monotonic()
 
     async def run(self) -> int:
@@ -187,27 +235,52 @@ class _Run:
             f"{self._task.name}: {c.steps} steps of {c.loop.groups_per_step} groups x {c.rollout.group_size} rollouts"
         )
         facts = {**self._machine.facts, "run folder": str(self._folder.path)}
+        self._folder.note("\n".join([title, *(f"{name}: {fact}" for name, fact in facts.items())]))
         with MemoryWatch() as memory, Console(title, facts, c.steps) as console:
-            async with AsyncExitStack() as stack:
-                runtime = await stack.enter_async_context(
-                    Runtime(in_process=c.in_process, log_dir=self._folder.path / "logs")
-                )
-                environments = await self._task.environments(stack, self._folder.role_log("environment-server"))
-                algorithm = GRPO(c.algo)
-                weights = stack.enter_context(weight_folder(VERSIONS_ALIVE * _weight_bytes(self._model)))
-                placement = _Placement(self._task, runtime, self._model, self._machine, weights)
-                roles, served = await placement.roles(environments, self._folder, algorithm)
-                self._console, self._roles, self._served = console, roles, served
-                pipeline = Pipeline(
-                    roles, algorithm, c.loop, c.steps, c.buffer.max_staleness, c.seed, self._evaluate, self._on_step
-                )
-                interrupted = await _until_interrupted(pipeline.run())
-                await roles.trainer.export(str(self._folder.model))
-                summary = self._summary(memory.peak_bytes / 1e9, interrupted)
-                await roles.recorder.summary(summary)
-                await roles.recorder.close()
-            self._finish(console, summary, interrupted)
+            self._console = console
+            try:
+                async with AsyncExitStack() as stack:
+                    interrupted = await self._train(stack)
+                    summary = self._summary(memory.peak_bytes / 1e9, interrupted)
+                    await self._roles.recorder.summary(summary)
+                    await self._roles.recorder.close()
+                with disk_guard(self._folder.path, "the pictures"):
+                    self._finish(summary, interrupted)
+            except BaseException as error:
+                with suppress(OSError, UserError):  # a full disk must not hide what went wrong
+                    self._folder.note(f"ended by {type(error).__name__}: {error}")
+                raise
         return INTERRUPTED if interrupted else 0
+
+    async def _train(self, stack: AsyncExitStack) -> bool:
+        """Brings everything up, runs the loop, saves the model. Returns whether Ctrl-C ended it early."""
+        c = self._config
+        logs = self._folder.path / "logs"
+        runtime = await stack.enter_async_context(Runtime(in_process=c.in_process, log_dir=logs))
+        server_log = self._folder.role_log(SERVER)
+        environments = await self._task.environments(stack, server_log)
+        algorithm = GRPO(c.algo)
+        weights = stack.enter_context(weight_folder(VERSIONS_ALIVE * _weight_bytes(self._model)))
+        placement = _Placement(self._task, runtime, self._model, self._machine, weights)
+        self._roles, self._served = await placement.roles(environments, self._folder, algorithm)
+        pipeline = Pipeline(
+            self._roles,
+            algorithm,
+            c.loop,
+            c.steps,
+            c.buffer.max_staleness,
+            c.seed,
+            self._evaluate,
+            self._on_step,
+            self._on_failure,
+        )
+        watches = [runtime.supervise()]
+        if self._task.server_pid is not None:
+            watches.append(_supervise_server(self._task.server_pid, server_log))
+        interrupted = await _until_interrupted(_beside(pipeline.run(), watches))
+        with _export_guard(self._folder.model):
+            await self._roles.trainer.export(str(self._folder.model))
+        return interrupted
 
     async def _evaluate(self, version: int) -> Metrics:
         started = time.monotonic()
@@ -223,19 +296,32 @@ class _Run:
     def _on_step(self, step: int, metrics: Metrics) -> None:
         self._console.step(step + 1, metrics)
 
+    def _on_failure(self, text: str) -> None:
+        """The first failure of each kind is shown at once; all are counted, and the roles' logs hold every one."""
+        self._failures.append(text)
+        kind = text.partition(":")[0]
+        if kind not in self._failure_kinds:
+            self._failure_kinds.add(kind)
+            self._note(f"an episode failed and is left out: {text}")
+
+    def _note(self, text: str) -> None:
+        self._console.note(text)
+        self._folder.note(text)
+
     def _summary(self, peak_gb: float, interrupted: bool) -> dict[str, Any]:
         return {
             "recipe": self._task.name,
             "seconds": time.monotonic() - self._started,
             "interrupted": interrupted,
+            "failed_episodes": len(self._failures),
             "peak_memory_gb": peak_gb,
             "before": self._evaluations[0] if self._evaluations else {},
             "after": self._evaluations[-1] if self._evaluations else {},
             **self._machine.facts,
         }
 
-    def _finish(self, console: Console, summary: dict[str, Any], interrupted: bool) -> None:
-        path = self._folder.path
+    def _finish(self, summary: dict[str, Any], interrupted: bool) -> None:
+        path, console = self._folder.path, self._console
         points = [(step + 1, value) for step, value in RunReader(path).series("reward/mean")]
         if points:
             curve_png(path / "reward.png", {"reward": points}, f"{self._task.name}: mean reward of rollouts")
@@ -258,13 +344,53 @@ class _Run:
                 f"evaluate it    rollforge eval {self._task.name} --model {self._folder.model}",
             ],
         )
-        if interrupted:
-            console.note("interrupted: the model as it was is saved")
+        if self._failures:
+            self._note(f"{len(self._failures)} episodes failed and were left out, the last one: {self._failures[-1]}")
+        self._note("interrupted: the model as it was is saved" if interrupted else "finished")
 
 
 def _weight_bytes(model: Path) -> int:
     """Size of a model's weights on disk: about what one published version takes."""
     return sum(file.stat().st_size for file in model.glob("*.safetensors"))
+
+
+async def _supervise_server(pid: int, log: Path) -> None:
+    """Waits until the environment server is gone and raises RoleDied with the end of its log."""
+    watch = Watch(pid, start_time(pid))
+    try:
+        cause = await watch.gone() or "its process is gone"
+    finally:
+        watch.close()
+    raise RoleDied(SERVER, cause, "\n".join(log.read_text(errors="replace").splitlines()[-TAIL_LINES:]))
+
+
+async def _beside(work: Coroutine[Any, Any, None], watches: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Runs `work` to its end. A watch that raises ends it; where both fail, the watch knows the cause."""
+    working = asyncio.ensure_future(work)
+    watching = [asyncio.ensure_future(watch) for watch in watches]
+    try:
+        await asyncio.wait([working, *watching], return_when=asyncio.FIRST_COMPLETED)
+        if working.done() and working.exception() is not None:
+            await asyncio.wait(watching, timeout=CAUSE_LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
+        for task in [*(watch for watch in watching if watch.done()), working]:
+            task.result()
+    finally:
+        for task in [working, *watching]:
+            task.cancel()
+        await asyncio.gather(working, *watching, return_exceptions=True)
+
+
+@contextmanager
+def _export_guard(folder: Path) -> Iterator[None]:
+    """`disk_guard` for safetensors, too, which tells an error of the operating system in words only."""
+    with disk_guard(folder, "the model"):
+        try:
+            yield
+        except SafetensorError as error:
+            number = re.search(r"\(os error (\d+)\)", str(error))
+            if number is None:
+                raise
+            raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
 
 
 async def _until_interrupted(work: Any) -> bool:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from rollforge.algo.schedule import Schedule
 from rollforge.config import ConfigError, option
 from rollforge.envs.blackjack import exact
 from rollforge.envs.blackjack.codecs import BlackjackCodec
-from rollforge.envs.blackjack.game import STATES, describe, read_action, remind
+from rollforge.envs.blackjack.game import ACTIONS, STATES, describe, read_action, remind
 from rollforge.envs.blackjack.hands import Hands, HandsConfig
 from rollforge.envs.config import OpenEnvConfig
 from rollforge.envs.openenv import OpenEnvPool
@@ -30,8 +31,9 @@ from rollforge.envs.server import EnvServer
 from rollforge.loop.config import LoopConfig
 from rollforge.recipes._base import RunConfig, SamplingConfig
 from rollforge.rollout.config import RolloutConfig
+from rollforge.runs.files import write_atomic
 from rollforge.train.config import TrainConfig
-from rollforge.types import EnvironmentPool, IntArray, Metrics, Sampling
+from rollforge.types import EnvironmentPool, Metrics, Prompt, Sampling
 
 if TYPE_CHECKING:
     from rollforge.recipes._run import Report, Served
@@ -86,17 +88,43 @@ class Config(RunConfig):
                 f"sampling.max_tokens is {self.sampling.max_tokens}; an action is one token, which is what makes the "
                 "evaluation exact. Set it to 1."
             )
+        if self.env.max_sessions < self.rollout.group_size:
+            raise ConfigError(
+                f"env.max_sessions is {self.env.max_sessions} and rollout.group_size {self.rollout.group_size}, but a "
+                "group begins together and needs a session for each of its rollouts. Raise env.max_sessions."
+            )
+        self._check_sizes()
+
+    def _check_sizes(self) -> None:
+        """Whole deals, and whole sets of them that share their examples, in each step."""
+        step, shoes, deals = self.loop.groups_per_step, self.hands.shoes_per_deal, self.hands.deals_per_examples
+        if step % shoes:
+            raise ConfigError(
+                f"loop.groups_per_step is {step} and hands.shoes_per_deal {shoes}, which does not divide it: a deal's "
+                f"shoes belong in one step. Set loop.groups_per_step to {shoes * math.ceil(step / shoes)}, or "
+                f"hands.shoes_per_deal to {math.gcd(step, shoes)}."
+            )
+        if step % (deals * shoes) and (deals * shoes) % step:
+            raise ConfigError(
+                f"hands.deals_per_examples x hands.shoes_per_deal is {deals} x {shoes} = {deals * shoes}, which "
+                f"neither divides loop.groups_per_step = {step} nor is a multiple of it. Set hands.deals_per_examples "
+                f"to {math.gcd(step, deals * shoes) // shoes}, or loop.groups_per_step to "
+                f"{deals * shoes * math.ceil(step / (deals * shoes))}."
+            )
 
 
 class Blackjack:
     """The task: hands, their server, and how well a policy plays."""
 
     name = "blackjack"
+    chat = False
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        self.server_pid: int | None = None
         self._held_out = Hands(config.hands, config.seed, "held-out")
         self._policies: list[exact.Values] = []
+        self._ids: list[list[int]] | None = None
 
     def prompts(self) -> RoleSpec:
         from rollforge.runtime import RoleSpec
@@ -110,16 +138,22 @@ class Blackjack:
     async def environments(self, stack: AsyncExitStack, log: Path) -> EnvironmentPool:
         env = self.config.env
         if not env.url:
-            server = EnvServer("rollforge.envs.blackjack.server", sessions=env.max_sessions, log=log)
+            sessions = env.max_sessions * self.config.generators  # each has an environment worker, each that many
+            server = EnvServer("rollforge.envs.blackjack.server", sessions=sessions, log=log)
             await asyncio.to_thread(server.start)
             stack.callback(server.close)
-            env = OpenEnvConfig(url=server.url, max_sessions=env.max_sessions)
+            self.server_pid = server.pid
+            env = replace(env, url=server.url)
+        async with OpenEnvPool(env, BlackjackCodec) as pool:
+            await pool.check()  # before a model is loaded
         return OpenEnvPool(env, BlackjackCodec)
 
     async def evaluate(self, served: Served, version: int) -> Metrics:
         """Exact values (averaged over held-out examples) and, before and after training, hands played greedily."""
-        reader = _Reader(served)
-        found = [await self._policy(reader, number) for number in range(self.config.eval.examples)]
+        if self._ids is None:
+            words = await served.worker.vocabulary()
+            self._ids = [[i for i, word in enumerate(words) if read_action(word) == action] for action in ACTIONS]
+        found = [await self._policy(served, number) for number in range(self.config.eval.examples)]
         policies, greedy = (np.stack(parts) for parts in zip(*found, strict=True))
         self._policies = [*self._policies[:1], policies.mean(0)[0]]
         right = greedy[:, 0, :, exact.HIT] == exact.best_actions()
@@ -133,15 +167,29 @@ class Blackjack:
             metrics["eval/played"] = await self._play(served)
         return metrics
 
-    async def _policy(self, reader: _Reader, number: int) -> tuple[exact.Values, exact.Values]:
-        """(probabilities, greedy choices), each [2, 280, 3]: of fresh states, and of the answer to a notice."""
+    async def _policy(self, served: Served, number: int) -> tuple[exact.Values, exact.Values]:
+        """(probabilities, greedy choices), each [2, 280, 3]: of fresh states, and of the answer to a notice.
+
+        A probability is the sum over all tokens that read as the action.
+        """
+        assert self._ids is not None
         examples = self._held_out.examples(number)
         lines = [describe(state) for state in STATES]
-        answers = await asyncio.gather(
-            *(reader.ask(examples + line) for line in [*lines, *(remind(line) for line in lines)])
+        prompts = [Prompt(id="", text=examples + line) for line in [*lines, *map(remind, lines)]]
+        hits, stands = self._ids
+        answers = await served.worker.complete(
+            prompts, Sampling(temperature=0, max_tokens=1, logprob_ids=(*hits, *stands))
         )
-        probabilities, greedy = (np.stack(parts).reshape(2, len(STATES), 3) for parts in zip(*answers, strict=True))
-        return probabilities, greedy
+        # A tokenizer may have no token that reads as an action: then no such logarithms come, and all chances are 0.
+        found = [[] if answer.extra_logprobs is None else answer.extra_logprobs[0] for answer in answers]
+        chances = np.exp(np.stack(found, dtype=np.float64))
+        hit, stand = chances[:, : len(hits)].sum(1), chances[:, len(hits) :].sum(1)
+        probabilities = np.stack([hit, stand, np.maximum(0.0, 1 - hit - stand)], axis=1)
+        probabilities /= probabilities.sum(1, keepdims=True)
+        tokens = [int(answer.token_ids[0]) for answer in answers]
+        choices = [exact.HIT if t in hits else exact.STAND if t in stands else exact.OTHER for t in tokens]
+        shape = (2, len(STATES), 3)
+        return probabilities.reshape(shape), np.eye(3)[choices].reshape(shape)
 
     async def _play(self, served: Served) -> float:
         """Mean reward of greedy play on held-out deals."""
@@ -157,7 +205,8 @@ class Blackjack:
 
         panels = list(zip(("before", "after"), self._policies, strict=False))
         save_chart(folder / CHART, panels)
-        (folder / POLICIES).write_text(json.dumps({title: np.round(policy, 5).tolist() for title, policy in panels}))
+        policies = {title: np.round(policy, 5).tolist() for title, policy in panels}
+        write_atomic(folder / POLICIES, json.dumps(policies))
         before, after = evaluations[0], evaluations[-1]
 
         def row(what: str, key: str) -> tuple[str, float | None, float | None]:
@@ -176,38 +225,6 @@ class Blackjack:
             pictures=[CHART],
             show=terminal_chart(panels),
         )
-
-
-class _Reader:
-    """Asks the policy for its action after some text, as probabilities and as its greedy choice."""
-
-    def __init__(self, served: Served) -> None:
-        from rollforge.data.renderer import Renderer
-
-        self._served = served
-        self._renderer = Renderer(str(served.model))
-        words = self._renderer.vocabulary()
-        self._ids = {
-            action: [i for i, word in enumerate(words) if read_action(word) == action] for action in ("hit", "stand")
-        }
-        self._sampling = Sampling(temperature=0, max_tokens=1, logprob_ids=(*self._ids["hit"], *self._ids["stand"]))
-
-    async def ask(self, text: str) -> tuple[exact.Values, exact.Values]:
-        """P(hit), P(stand), P(anything else) [3], summed over all tokens that read so; and the greedy choice,
-        one-hot [3].
-        """
-        from rollforge.types import Prompt
-
-        prompt_ids: IntArray = self._renderer.prompt_ids(Prompt(id="", text=text))
-        (completion,) = await self._served.generator.generate(prompt_ids, self._sampling)
-        assert completion.extra_logprobs is not None
-        chances = np.exp(completion.extra_logprobs[0].astype(np.float64))
-        hits = len(self._ids["hit"])
-        hit, stand = chances[:hits].sum(), chances[hits:].sum()
-        token = int(completion.token_ids[0])
-        choice = exact.HIT if token in self._ids["hit"] else exact.STAND if token in self._ids["stand"] else exact.OTHER
-        probabilities = np.asarray([hit, stand, max(0.0, 1 - hit - stand)])
-        return probabilities / probabilities.sum(), np.eye(3)[choice]
 
 
 def _mean_value(policies: exact.Values) -> float:

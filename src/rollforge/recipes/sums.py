@@ -59,11 +59,16 @@ class LocalSums:
         """An environment of one's own."""
         yield SingleTurn(ExactAnswer())
 
+    async def close(self) -> None:
+        """Nothing to let go of."""
+
 
 class Sums:
     """The task: questions, an exact reward, greedy accuracy on held-out sums."""
 
     name = "sums"
+    chat = False
+    server_pid: int | None = None
 
     def __init__(self, config: Config) -> None:
         self.config = config

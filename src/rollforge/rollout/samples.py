@@ -49,7 +49,7 @@ class _Sequence:
         context = turn.prompt_ids[self.length :]
         size = context.size
         self._add(context, False, np.zeros(size, np.float32), np.full(size, -1, np.int32), 0.0)
-        if turn.legal_ids:
+        if turn.legal_ids and turn.completion.token_ids.size:
             self._legal.append((self.length, turn.legal_ids))
         sampled = turn.completion
         self._add(sampled.token_ids, True, sampled.logprobs, sampled.versions, advantage)

@@ -9,9 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
+import numpy as np
+
+from rollforge.config import UserError
 from rollforge.data.renderer import Renderer
 from rollforge.rollout.config import RolloutConfig
 from rollforge.types import (
@@ -29,9 +35,24 @@ from rollforge.types import (
     Turn,
 )
 
+CLOSE_LIMIT_S = 3.0
+
+Sample = Callable[[int, IntArray], Awaitable[Completion]]
+"""Samples a turn: its number, from 0, and its prompt [L]."""
+
+_log = logging.getLogger(__name__)
+
 
 class RolloutFailed(Exception):
-    """Too few rollouts of a group came to an end for it to be compared."""
+    """Too few rollouts of a group came to an end for it to be compared. `failures` holds one text per failed one."""
+
+    def __init__(self, prompt_id: str, failures: tuple[str, ...]) -> None:
+        super().__init__(prompt_id, failures)
+        self.prompt_id, self.failures = prompt_id, failures
+
+    def __str__(self) -> str:
+        [(commonest, _)] = Counter(self.failures).most_common(1)
+        return f"{len(self.failures)} episodes of prompt {self.prompt_id} failed, most often: {commonest}"
 
 
 class EpisodeWorker:
@@ -53,77 +74,119 @@ class EpisodeWorker:
         """Raises UserError when the environment cannot be used."""
         await self._environments.check()
 
+    async def close(self) -> None:
+        """Ends the sessions with the environments; a server that is no longer there holds up nothing."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_LIMIT_S):
+                await self._environments.close()
+
     async def run(self, prompt: Prompt, index: int, seed: int) -> Group:
         """Plays `group_size` episodes of a prompt; an episode that keeps failing is left out and told in `failures`.
 
-        Raises RolloutFailed when fewer than two are left.
+        Raises RolloutFailed when fewer than two are left, and UserError as it comes: playing again would not help.
         """
-        first = _FirstTurn(self._config.group_size)
+        size = self._config.group_size
+        first = _FirstTurn(self._generator, size, replace(self._sampling, seed=_seed(seed, prompt.id)))
         played = await asyncio.gather(
-            *(self._persist(prompt, at, seed, first) for at in range(self._config.group_size)), return_exceptions=True
+            *(self._member(prompt, at, seed, first) for at in range(size)), return_exceptions=True
         )
         rollouts = tuple(p for p in played if isinstance(p, Rollout))
-        failures = [p for p in played if isinstance(p, BaseException)]
-        for failure in failures:
-            if not isinstance(failure, Exception):
-                raise failure
+        errors = [p for p in played if isinstance(p, BaseException)]
+        for error in errors:
+            if isinstance(error, UserError) or not isinstance(error, Exception):
+                raise error
+        failures = tuple(f"{type(error).__name__}: {error}" for error in errors)
         if len(rollouts) < 2:
-            texts = Counter(f"{type(e).__name__}: {e}" for e in failures)
-            raise RolloutFailed(
-                f"{len(failures)} of {len(played)} episodes of prompt {prompt.id} failed, most often: "
-                f"{texts.most_common(1)[0][0]}"
-            ) from failures[0]
-        return Group(index, prompt, rollouts, tuple(f"{type(e).__name__}: {e}" for e in failures))
+            raise RolloutFailed(prompt.id, failures) from errors[0]
+        return Group(index, prompt, rollouts, failures)
+
+    async def complete(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Completion]:
+        """One completion of each prompt as it stands, no environment involved: for evaluation."""
+        ids = [self._renderer.prompt_ids(prompt) for prompt in prompts]
+        found = await asyncio.gather(*(self._generator.generate(one, sampling) for one in ids))
+        return [completion for (completion,) in found]
+
+    async def vocabulary(self) -> list[str]:
+        """The text of every token id, in their order."""
+        return self._renderer.vocabulary()
 
     async def play(self, prompt: Prompt, sampling: Sampling) -> Rollout:
-        """Plays one episode outside any group, sampled as asked: for evaluation."""
-        async with asyncio.timeout(self._config.time_limit_s):
-            return await self._play(prompt, 0, sampling.seed, None, sampling)
+        """Plays one episode outside any group, sampled as asked: for evaluation. Raises what its last try raised."""
 
-    async def _persist(self, prompt: Prompt, at: int, seed: int, first: _FirstTurn) -> Rollout:
+        async def sample(turn: int, prompt_ids: IntArray) -> Completion:
+            return await self._sample(prompt_ids, sampling, sampling.seed, prompt.id, 0, turn)
+
+        return await self._persist(lambda: self._play(prompt, 0, sample))
+
+    async def _member(self, prompt: Prompt, at: int, seed: int, first: _FirstTurn) -> Rollout:
+        """One episode of a group; a second try samples its first turn by itself."""
+
+        async def sample(turn: int, prompt_ids: IntArray) -> Completion:
+            if turn == 0:
+                first.compare(prompt_ids)
+                if first.expects(at):
+                    return await first.join(at)
+            return await self._sample(prompt_ids, self._sampling, seed, prompt.id, at, turn)
+
+        async def play() -> Rollout:
+            try:
+                return await self._play(prompt, at, sample)
+            finally:
+                first.leave(at)
+
+        return await self._persist(play)
+
+    async def _persist(self, play: Callable[[], Awaitable[Rollout]]) -> Rollout:
+        """Plays again what failed, `retries` times at most; each failure is logged, and retries are counted."""
         for attempt in range(self._config.retries + 1):
             try:
-                async with asyncio.timeout(self._config.time_limit_s):
-                    return await self._play(prompt, at, seed, first if attempt == 0 else None, self._sampling)
-            except Exception:
-                first.leave()
-                if attempt == self._config.retries:
+                rollout = await play()
+            except UserError:
+                raise
+            except Exception as error:
+                left = self._config.retries - attempt
+                _log.warning("an episode failed (%d more tries): %s", left, error, exc_info=error)
+                if not left:
                     raise
+            else:
+                return replace(rollout, counts={**rollout.counts, "retried": float(attempt)})
         raise AssertionError("the last attempt returns or raises")
 
-    async def _play(self, prompt: Prompt, at: int, seed: int, first: _FirstTurn | None, sampling: Sampling) -> Rollout:
-        turns: list[Turn] = []
+    async def _sample(self, prompt_ids: IntArray, sampling: Sampling, *parts: object) -> Completion:
+        """A completion whose seed depends on `parts`."""
+        (completion,) = await self._generator.generate(prompt_ids, replace(sampling, seed=_seed(*parts)))
+        return completion
+
+    async def _play(self, prompt: Prompt, at: int, sample: Sample) -> Rollout:
+        """One episode in an environment of its own; waiting for one does not count as playing time."""
         async with self._environments.session() as environment:
-            observation = await environment.reset(prompt.task)
-            while not observation.done and len(turns) < self._config.max_turns:
-                prompt_ids = self._prompt_ids(prompt, turns, observation)
-                if first is not None and not turns:
-                    shared = replace(sampling, seed=_seed(seed, prompt.id))
-                    completion = await first.join(self._generator, prompt_ids, shared)
-                else:
-                    own = replace(sampling, seed=_seed(seed, prompt.id, at, len(turns)))
-                    (completion,) = await self._generator.generate(prompt_ids, own)
-                turn, observation = await self._turn(environment, prompt, observation, prompt_ids, completion)
-                turns.append(turn)
+            try:
+                async with asyncio.timeout(self._config.time_limit_s) as clock:
+                    turns = await self._turns(environment, prompt, sample)
+            except TimeoutError:
+                if not clock.expired():
+                    raise
+                limit = f"rollout.time_limit_s = {self._config.time_limit_s:g}"
+                raise TimeoutError(f"an episode took longer than {limit}") from None
         return self._rollout(f"{prompt.id}/{at}", turns)
 
-    async def _turn(
-        self,
-        environment: Environment,
-        prompt: Prompt,
-        before: Observation,
-        prompt_ids: IntArray,
-        completion: Completion,
-    ) -> tuple[Turn, Observation]:
-        if completion.finish_reason == "abort":
-            raise RuntimeError("the policy server aborted the request")
-        after = await environment.step(completion.text)
-        legal = (
-            self._renderer.first_token_ids(before.legal_actions, raw=not prompt.messages)
-            if before.legal_actions
-            else ()
-        )
-        return Turn(prompt_ids, completion, after, legal), after
+    async def _turns(self, environment: Environment, prompt: Prompt, sample: Sample) -> list[Turn]:
+        turns: list[Turn] = []
+        observation = await environment.reset(prompt.task)
+        while not observation.done and len(turns) < self._config.max_turns:
+            prompt_ids = self._prompt_ids(prompt, turns, observation)
+            completion = await sample(len(turns), prompt_ids)
+            if completion.finish_reason == "abort" or not completion.token_ids.size:
+                size, reason = completion.token_ids.size, completion.finish_reason
+                raise RuntimeError(f"the policy server ended a turn of {size} tokens by {reason!r}")
+            legal_ids = self._legal_ids(prompt, observation)
+            observation = await environment.step(completion.text)
+            turns.append(Turn(prompt_ids, completion, observation, legal_ids))
+        return turns
+
+    def _legal_ids(self, prompt: Prompt, observation: Observation) -> tuple[int, ...]:
+        """The token ids with which an answer to the observation may begin; none where any text will do."""
+        return self._renderer.first_token_ids(observation.legal_actions, raw=not prompt.messages)
 
     def _prompt_ids(self, prompt: Prompt, turns: list[Turn], observation: Observation) -> IntArray:
         if turns and self._config.history == "full":
@@ -131,9 +194,8 @@ class EpisodeWorker:
             chat = bool(prompt.messages)
             return self._renderer.next_ids(last.prompt_ids, last.completion.token_ids, observation.text, chat)
         if prompt.messages:
-            return self._renderer.prompt_ids(
-                replace(prompt, messages=(*prompt.messages, Message("user", observation.text)))
-            )
+            said = (Message("user", observation.text),) if observation.text else ()
+            return self._renderer.prompt_ids(replace(prompt, messages=(*prompt.messages, *said)))
         return self._renderer.prompt_ids(replace(prompt, text=prompt.text + observation.text))
 
     def _rollout(self, id: str, turns: list[Turn]) -> Rollout:
@@ -148,42 +210,61 @@ class EpisodeWorker:
 
 
 class _FirstTurn:
-    """Gathers the first turns of a group into one request for all; whoever fails before it leaves."""
+    """Gathers the first turns of a group into one request, sent once every member has joined or left.
 
-    def __init__(self, size: int) -> None:
-        self._expected = size
-        self._joined: list[asyncio.Future[Completion]] = []
-        self._request: tuple[Generator, IntArray, Sampling] | None = None
-        self._task: asyncio.Task[None] | None = None
+    A member joins at most once, and leaves, whatever became of it, when its first try is over.
+    """
 
-    async def join(self, generator: Generator, prompt_ids: IntArray, sampling: Sampling) -> Completion:
-        """One of the completions of the request that all rollouts share."""
-        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._joined.append(future)
-        if self._request is not None and prompt_ids.tobytes() != self._request[1].tobytes():
+    def __init__(self, generator: Generator, size: int, sampling: Sampling) -> None:
+        self._generator, self._sampling = generator, sampling
+        self._awaited = set(range(size))
+        self._joined: dict[int, asyncio.Future[Completion]] = {}
+        self._opening: IntArray | None = None
+        self._sending: asyncio.Task[None] | None = None
+
+    def compare(self, prompt_ids: IntArray) -> None:
+        """Raises ValueError when an episode begins unlike those before it."""
+        if self._opening is None:
+            self._opening = prompt_ids
+        elif not np.array_equal(self._opening, prompt_ids):
             raise ValueError("episodes of one prompt began with different observations: they cannot be compared")
-        self._request = (generator, prompt_ids, sampling)
-        self._start_if_complete()
-        return await future
 
-    def leave(self) -> None:
-        """One rollout fewer to wait for."""
-        self._expected -= 1
-        self._start_if_complete()
+    def expects(self, member: int) -> bool:
+        """Whether the member has neither joined nor left."""
+        return member in self._awaited
 
-    def _start_if_complete(self) -> None:
-        if self._task is None and self._request is not None and len(self._joined) >= self._expected:
-            self._task = asyncio.ensure_future(self._send(*self._request))
+    async def join(self, member: int) -> Completion:
+        """The member's completion of the request that all share, from the opening that `compare` was given."""
+        self._joined[member] = asyncio.get_running_loop().create_future()
+        self._awaited.discard(member)
+        self._send_if_complete()
+        return await self._joined[member]
 
-    async def _send(self, generator: Generator, prompt_ids: IntArray, sampling: Sampling) -> None:
+    def leave(self, member: int) -> None:
+        """One member fewer to wait for; when none is left, nobody wants the answer."""
+        self._awaited.discard(member)
+        self._joined.pop(member, None)
+        if self._joined:
+            self._send_if_complete()
+        elif self._sending is not None:
+            self._sending.cancel()
+
+    def _send_if_complete(self) -> None:
+        if self._sending is None and not self._awaited:
+            self._sending = asyncio.create_task(self._send(dict(sorted(self._joined.items()))))
+
+    async def _send(self, joined: dict[int, asyncio.Future[Completion]]) -> None:
+        """Completions go to members by their number, not in the order in which their environments were ready."""
+        assert self._opening is not None, "who joins has compared its opening"
         try:
-            completions = await generator.generate(prompt_ids, sampling, len(self._joined))
+            completions = await self._generator.generate(self._opening, self._sampling, len(joined))
+            pairs = list(zip(joined.values(), completions, strict=True))
         except Exception as error:
-            for future in self._joined:
+            for future in joined.values():
                 if not future.done():
                     future.set_exception(error)
             return
-        for future, completion in zip(self._joined, completions, strict=True):
+        for future, completion in pairs:
             if not future.done():
                 future.set_result(completion)
 

@@ -19,18 +19,20 @@ class TrainConfig:
     weight_decay: float = option(0.0, help="AdamW's decoupled weight decay, on matrices only")
     warmup_steps: int = option(5, help="optimizer steps over which the learning rate rises linearly from zero")
     final_share: float = option(
-        1.0, help="share of the peak learning rate left at the last step (1 constant, 0 to zero)"
+        1.0, help="share of the peak learning rate that it falls to by the end of the run (1 constant, 0 to zero)"
     )
     max_grad_norm: float = option(1.0, help="gradients are scaled down to this global norm")
     micro_batch_tokens: int = option(1024, help="distinct tokens computed at once; larger batches are accumulated")
 
     def __post_init__(self) -> None:
         for name, low in (("learning_rate", 0.0), ("eps", 0.0), ("max_grad_norm", 0.0)):
-            if getattr(self, name) <= low:
+            if not getattr(self, name) > low:
                 raise ConfigError(f"train.{name} is {getattr(self, name)}; it must be above {low:g}.")
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"train.{name} is {getattr(self, name)}; it must be at least 0 and below 1.")
+        if not self.weight_decay >= 0:
+            raise ConfigError(f"train.weight_decay is {self.weight_decay}; it must be at least 0.")
         if not 0 <= self.final_share <= 1:
             raise ConfigError(f"train.final_share is {self.final_share}; it must be between 0 and 1.")
         for name, least in (("warmup_steps", 0), ("micro_batch_tokens", 1)):

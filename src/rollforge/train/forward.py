@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -31,9 +30,11 @@ from rollforge.types import BoolArray, FloatArray, IntArray, TrainSample
 class Micro:
     """A micro-batch: samples, their trie, and for each trained token the node that predicts it and its id.
 
-    nodes_N and targets_N are in the order of samples, then positions.
+    `indices` are the places of the samples in the batch. nodes_N and targets_N are in the order of samples, then
+    positions.
     """
 
+    indices: Sequence[int]
     samples: Sequence[TrainSample]
     trie: trie.Trie
     nodes_N: IntArray
@@ -44,8 +45,15 @@ class Micro:
         return int(self.targets_N.size)
 
     def gather(self, arrays: Sequence[FloatArray]) -> FloatArray:
-        """The trained entries of per-sample arrays [L] -> [N]."""
-        return np.concatenate([a[s.loss_mask] for a, s in zip(arrays, self.samples, strict=True)])
+        """The trained entries [N] of one array [L] for each sample of the batch."""
+        return np.concatenate([arrays[i][s.loss_mask] for i, s in zip(self.indices, self.samples, strict=True)])
+
+    def scatter(self, values_N: FloatArray, arrays: Sequence[FloatArray]) -> None:
+        """The way back: writes values [N] to the trained entries of the arrays."""
+        counts = [int(s.loss_mask.sum()) for s in self.samples]
+        parts = np.split(values_N, np.cumsum(counts)[:-1])
+        for i, sample, part in zip(self.indices, self.samples, parts, strict=True):
+            arrays[i][sample.loss_mask] = part
 
     @property
     def sequence_ids_N(self) -> IntArray:
@@ -54,7 +62,10 @@ class Micro:
 
     def legal_ids(self) -> tuple[IntArray, BoolArray]:
         """([N, A] token ids padded with 0, [N, A] which of them count)."""
-        rows = [dict(s.legal_ids).get(int(at), ()) for s in self.samples for at in np.flatnonzero(s.loss_mask)]
+        rows: list[tuple[int, ...]] = []
+        for sample in self.samples:
+            legal = dict(sample.legal_ids)
+            rows += [legal.get(at, ()) for at in np.flatnonzero(sample.loss_mask).tolist()]
         width = max((len(row) for row in rows), default=0)
         ids = np.zeros((len(rows), width), dtype=np.int32)
         mask = np.zeros((len(rows), width), dtype=np.bool_)
@@ -67,25 +78,30 @@ class Micro:
 def micro_batches(samples: Sequence[TrainSample], max_tokens: int) -> list[Micro]:
     """Splits samples into micro-batches of at most `max_tokens` distinct tokens each (a longer sample gets its own).
 
-    Samples without a trained token are left out. The last token of a sequence predicts nothing and is not computed.
+    Samples without a trained token are left out. The last trained token of a sequence, and what follows it, predicts
+    nothing that is asked for and is not computed. Raises ValueError for a trained first token.
     """
-    trained = [s for s in samples if s.loss_mask.any()]
-    contexts = [s.token_ids[:-1] for s in trained]
+    places = [i for i, sample in enumerate(samples) if sample.loss_mask.any()]
+    contexts = [_context(samples[i]) for i in places]
     return [
-        _micro([trained[i] for i in part], [contexts[i] for i in part]) for part in trie.split(contexts, max_tokens)
+        _micro([places[k] for k in part], samples, [contexts[k] for k in part])
+        for part in trie.split(contexts, max_tokens)
     ]
 
 
-def _micro(samples: list[TrainSample], contexts: list[IntArray]) -> Micro:
+def _context(sample: TrainSample) -> IntArray:
+    if sample.loss_mask[0]:
+        raise ValueError(f"{sample.rollout_id}: the first token of a sequence has nothing to be predicted from")
+    return sample.token_ids[: np.flatnonzero(sample.loss_mask)[-1]]
+
+
+def _micro(indices: list[int], batch: Sequence[TrainSample], contexts: list[IntArray]) -> Micro:
     folded = trie.build(contexts)
-    nodes, targets = [], []
-    for sample, path in zip(samples, folded.paths, strict=True):
-        at = np.flatnonzero(sample.loss_mask)
-        if at[0] == 0:
-            raise ValueError(f"{sample.rollout_id}: the first token of a sequence has nothing to be predicted from")
-        nodes.append(path[at - 1])
-        targets.append(sample.token_ids[at])
-    return Micro(samples, folded, np.concatenate(nodes), np.concatenate(targets))
+    samples = [batch[i] for i in indices]
+    trained = [np.flatnonzero(sample.loss_mask) for sample in samples]
+    nodes = [path[at - 1] for path, at in zip(folded.paths, trained, strict=True)]
+    targets = [sample.token_ids[at] for sample, at in zip(samples, trained, strict=True)]
+    return Micro(indices, samples, folded, np.concatenate(nodes), np.concatenate(targets))
 
 
 def token_outputs(
@@ -93,8 +109,8 @@ def token_outputs(
 ) -> TokenOutputs:
     """Log-probabilities [N] (with gradient) of the trained tokens under logits / `temperature`, as they were sampled.
 
-    Entropy [N] is over the whole vocabulary, with gradient only if asked. `embedded` [M, E] replaces the embedding
-    lookup.
+    Temperature 0 (greedy) is taken as 1, as the engine does. Entropy [N] is over the whole vocabulary, with gradient
+    only if asked. `embedded` [M, E] replaces the embedding lookup.
     """
     device = model.device
     ids = _long(micro.trie.token_ids, device)
@@ -105,7 +121,7 @@ def token_outputs(
         tree_attention(micro.trie, model),
     )
     nodes_U, row_N = np.unique(micro.nodes_N, return_inverse=True)
-    logits_UV = model.get_output_embeddings()(hidden[_long(nodes_U, device)]).float() / temperature
+    logits_UV = model.get_output_embeddings()(hidden[_long(nodes_U, device)]).float() / (temperature or 1.0)
     at_N, targets_N = _long(row_N, device), _long(micro.targets_N, device)
     total_U = logits_UV.logsumexp(-1)
     legal_ids, legal_mask = micro.legal_ids()
@@ -122,17 +138,14 @@ def token_outputs(
 
 def tree_attention(folded: trie.Trie, model: PreTrainedModel) -> Attend:
     """Attention in which each node sees its ancestors and itself; separate trees are computed separately."""
-    starts = np.append(np.flatnonzero(folded.parents < 0), folded.parents.size)
-    spans = [slice(int(a), int(b)) for a, b in pairwise(starts)]
-    visible = folded.ancestor_mask()
-    masks = [additive_mask(torch.from_numpy(visible[s, s]).to(model.device), model.dtype) for s in spans]
+    visible = [torch.from_numpy(folded.ancestor_mask(tree)) for tree in folded.trees()]
+    masks = [additive_mask(v.to(model.device), model.dtype) for v in visible]
+    sizes = [len(v) for v in visible]
 
     def attend(_: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        parts = [
-            grouped_attention(query[:, s], key[:, s], value[:, s], mask, scale)
-            for s, mask in zip(spans, masks, strict=True)
-        ]
-        return torch.cat(parts, 1)
+        # `split`, for the backward of a slice would fill a tensor of the whole for each tree.
+        trees = zip(*(x.split(sizes, 1) for x in (query, key, value)), masks, strict=True)
+        return torch.cat([grouped_attention(q, k, v, mask, scale) for q, k, v, mask in trees], 1)
 
     return attend
 

@@ -65,7 +65,13 @@ class MasterAdamW:
             for parameter, master in self._masters.items():
                 if master is not parameter:
                     parameter.copy_(master)
-        for master in masters:
+        self.clear()
+        return norm
+
+    def clear(self) -> None:
+        """Forgets the gradients gathered so far."""
+        for parameter, master in self._masters.items():
             assert master.grad is not None
             master.grad.zero_()
-        return norm
+            if master is not parameter:
+                parameter.grad = None

@@ -29,11 +29,8 @@ class ModelScorer:
 
     @torch.inference_mode()
     def _score(self, samples: Sequence[TrainSample]) -> tuple[FloatArray, ...]:
-        scores = {id(sample): np.zeros(len(sample.token_ids), dtype=np.float32) for sample in samples}
+        scores = tuple(np.zeros(len(sample.token_ids), dtype=np.float32) for sample in samples)
         for micro in micro_batches(samples, self._micro_batch_tokens):
             outputs = token_outputs(self._model, micro, self._temperature, entropy_gradient=False)
-            logprobs = outputs.logprobs_N.cpu().numpy()
-            counts = np.cumsum([int(sample.loss_mask.sum()) for sample in micro.samples])
-            for sample, part in zip(micro.samples, np.split(logprobs, counts[:-1]), strict=True):
-                scores[id(sample)][sample.loss_mask] = part
-        return tuple(scores[id(sample)] for sample in samples)
+            micro.scatter(outputs.logprobs_N.cpu().numpy(), scores)
+        return scores

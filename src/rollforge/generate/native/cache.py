@@ -15,8 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rollforge.types import IntArray
-
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -40,7 +38,7 @@ class PrefixCache:
     def clear(self) -> None:
         """Forgets everything, the memory included: called for new weights and when the cache is full."""
         self._children: dict[tuple[int, int], int] = {}
-        self._ends: dict[bytes, Tensor] = {}
+        self._ends: dict[int, Tensor] = {}
         self.size = 0
         self.keys_YCKD, self.values_YCKD = self._allocate(0), self._allocate(0)
 
@@ -82,13 +80,13 @@ class PrefixCache:
             self.keys_YCKD = torch.cat([self.keys_YCKD, self._allocate(more)], 1)
             self.values_YCKD = torch.cat([self.values_YCKD, self._allocate(more)], 1)
 
-    def end(self, token_ids: IntArray) -> Tensor | None:
-        """The last hidden state [E] of a whole prompt seen before, or None."""
-        return self._ends.get(token_ids.tobytes())
+    def end(self, node: int) -> Tensor | None:
+        """The last hidden state [E] at `node`, where a prompt seen before ended; or None."""
+        return self._ends.get(node)
 
-    def set_end(self, token_ids: IntArray, hidden_E: Tensor) -> None:
-        """Remembers the last hidden state of a whole prompt, so that drawing from it again costs no forward."""
-        self._ends[token_ids.tobytes()] = hidden_E
+    def set_end(self, node: int, hidden_E: Tensor) -> None:
+        """Remembers the last hidden state of the prompt that ends at `node`: drawing from it again costs no forward."""
+        self._ends[node] = hidden_E
 
 
 class Rows:

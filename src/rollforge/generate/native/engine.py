@@ -26,8 +26,11 @@ from rollforge.types import Completion, FinishReason, IntArray, Sampling
 LOGIT_ROWS = 256
 """Rows of logits handled at once: bounds the float32 memory (50 MB at a vocabulary of 49,152)."""
 
+LOWEST_TEMPERATURE = 1e-3
+"""Below it a float32 logit divided by the temperature may overflow; 0 is greedy."""
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, eq=False)
 class Sample:
     """One sequence being sampled."""
 
@@ -101,8 +104,10 @@ class Engine:
         """A request for `n` samples of a prompt. Raises UserError for an empty or too long prompt and impossible
         sampling.
         """
-        _check(prompt_ids, sampling, n, self._model.context_limit)
-        request = Request(np.ascontiguousarray(prompt_ids, dtype=np.int32), sampling, [], on_done, on_token)
+        ids = np.asarray(prompt_ids, dtype=np.int32)
+        _check_prompt(ids, self._model)
+        _check_sampling(sampling, n, self._model.vocabulary)
+        request = Request(ids, sampling, [], on_done, on_token)
         request.samples = [Sample(request, sample_seed(sampling.seed, i)) for i in range(n)]
         return request
 
@@ -124,13 +129,25 @@ class Engine:
             sample.finish_reason = sample.finish_reason or "abort"
         self._report(request)
 
-    @torch.inference_mode()
-    def load(self, tensors: Mapping[str, Tensor], version: int) -> None:
-        """Takes new weights between two steps; nothing computed under the old ones is used again."""
-        self._model.load(tensors)
-        self.version = version
+    def reset(self) -> None:
+        """Forgets every request, unreported, and all that was computed: the way on after a step that raised."""
+        self._waiting.clear()
+        self._running = []
+        self._forget()
+
+    def _forget(self) -> None:
         self._prefix.clear()
         self._rows = Rows(self._model.shape)
+
+    @torch.inference_mode()
+    def load(self, tensors: Mapping[str, Tensor], version: int) -> None:
+        """Takes new weights between two steps; nothing computed under the old ones is used again.
+
+        Raises ValueError, with everything as it was, for weights that are not this model's.
+        """
+        self._model.load(tensors)
+        self.version = version
+        self._forget()
         for sample in reversed(self._running):
             context = np.concatenate([sample.request.prompt_ids, np.asarray(sample.token_ids, dtype=np.int32)])
             self._waiting.appendleft(_Waiting(context, [sample]))
@@ -148,10 +165,10 @@ class Engine:
         sources: list[Tensor] = []
         samples: list[Sample] = []
         rows: list[int] = []
-        for entry, _, at in plan.admitted:
-            end = self._prefix.end(entry.context) if at is None else hidden[at].clone()
+        for entry, path, at in plan.admitted:
+            end = self._prefix.end(path[-1]) if at is None else hidden[at].clone()
             assert end is not None, "an entry without a row of its own was found remembered"
-            self._prefix.set_end(entry.context, end)
+            self._prefix.set_end(path[-1], end)
             rows += [len(sources)] * len(entry.samples)
             samples += entry.samples
             sources.append(end)
@@ -171,7 +188,7 @@ class Engine:
         room = self._config.max_batch - len(self._running)
         while self._waiting and room > 0:
             entry = self._waiting[0]
-            if build.size and build.size + len(entry.context) > self._config.max_prefill:
+            if build.size and build.size + build.missing(entry.context) > self._config.max_prefill:
                 break
             self._waiting.popleft()
             if _needs_rows(entry.samples[0]):
@@ -180,7 +197,9 @@ class Engine:
                     entry = _Waiting(entry.context, entry.samples[:room])
                 room -= len(entry.samples)
             path, cached, at = build.add(entry.context)
-            entry.samples[0].request.cached_tokens = cached
+            request = entry.samples[0].request
+            if not any(sample.token_ids for sample in request.samples):  # a later part, or after new weights
+                request.cached_tokens = cached
             self.counts["cached_tokens"] += cached
             admitted.append((entry, path, at))
         return _Plan(build.finish(), admitted)
@@ -214,12 +233,15 @@ class Engine:
         sample.versions.append(self.version)
         self.counts["tokens"] += 1
         request, sampling = sample.request, sample.request.sampling
-        if token in self._stop_ids or token in sampling.stop_ids or self._hit_stop_string(sample):
+        if self._is_stop_id(token, sampling) or self._hit_stop_string(sample):
             sample.finish_reason = "stop"
         elif len(sample.token_ids) >= sampling.max_tokens or self._at_limit(sample):
             sample.finish_reason = "length"
         if request.on_token is not None:
             request.on_token(request.samples.index(sample), token, logprob)
+
+    def _is_stop_id(self, token: int, sampling: Sampling) -> bool:
+        return token in self._stop_ids or token in sampling.stop_ids
 
     def _at_limit(self, sample: Sample) -> bool:
         return len(sample.request.prompt_ids) + len(sample.token_ids) >= self._model.context_limit
@@ -228,9 +250,16 @@ class Engine:
         stop = sample.request.sampling.stop
         if not stop:
             return False
-        # Every token is at least one byte, so a stop string that ends here began at most so many tokens ago.
-        tail = self._decode_text(sample.token_ids[-max(len(s.encode()) for s in stop) - 1 :])
-        return any(s in tail for s in stop)
+        # Most tokens are at least one byte, so a stop string that ends here began at most so many tokens ago; the
+        # window grows while tokens without text of their own (special ones) leave it shorter than a stop string.
+        longest, reach = max(map(len, stop)), max(len(s.encode()) for s in stop) + 1
+        while True:
+            tail = self._decode_text(sample.token_ids[-reach:])
+            if any(s in tail for s in stop):
+                return True
+            if reach >= len(sample.token_ids) or len(tail) >= longest + len(self._decode_text(sample.token_ids[-1:])):
+                return False
+            reach *= 2
 
     def _settle(self, plan: _Plan) -> None:
         """Ended sequences leave, admitted ones that go on get rows, finished requests are reported."""
@@ -259,7 +288,8 @@ class Engine:
         request.on_done([self._completion(sample) for sample in request.samples])
 
     def _completion(self, sample: Sample) -> Completion:
-        text = self._decode_text([t for t in sample.token_ids if t not in self._stop_ids])
+        ended_by_id = sample.token_ids and self._is_stop_id(sample.token_ids[-1], sample.request.sampling)
+        text = self._decode_text(sample.token_ids[:-1] if ended_by_id else sample.token_ids)
         ends = [at for at in (text.find(s) for s in sample.request.sampling.stop) if at >= 0]
         extra = np.asarray(sample.extra, dtype=np.float32) if sample.request.sampling.logprob_ids else None
         return Completion(
@@ -283,7 +313,6 @@ class _PrefillBuilder:
 
     def __init__(self, prefix: PrefixCache) -> None:
         self._prefix = prefix
-        self._first_new = prefix.size
         self._tokens: list[int] = []
         self._positions: list[int] = []
         self._nodes: list[int] = []
@@ -294,28 +323,35 @@ class _PrefillBuilder:
     def size(self) -> int:
         return len(self._tokens)
 
+    def missing(self, context: IntArray) -> int:
+        """How many tokens of the context this pass would have to compute."""
+        return len(context) - len(self._prefix.match(context.tolist()))
+
     def add(self, context: IntArray) -> tuple[list[int], int, int | None]:
         """(path of nodes, how many were cached before this pass, row of the last token in this pass or None)."""
         token_ids = context.tolist()
         path = self._prefix.match(token_ids)
-        cached = sum(node < self._first_new for node in path)
-        if len(path) == len(token_ids) and path[-1] < self._first_new:
-            if self._prefix.end(context) is not None:
+        cached = sum(node not in self._at for node in path)
+        if len(path) == len(token_ids) and path[-1] not in self._at:
+            if self._prefix.end(path[-1]) is not None:
                 return path, cached, None
-            path = path[:-1]  # the hidden state of this token was not kept: compute the token again
-            cached -= 1
+            cached -= 1  # the hidden state of this token was not kept: compute the token again
+            self._compute(path[-1:], token_ids, len(path) - 1)
         new = self._prefix.extend(path, token_ids[len(path) :])
-        for offset, node in enumerate(new):
-            self._at[node] = len(self._tokens)
-            self._tokens.append(token_ids[len(path) + offset])
-            self._positions.append(len(path) + offset)
-            self._nodes.append(node)
+        self._compute(new, token_ids, len(path))
         path = path + new
         self._paths.append(path)
         return path, cached, self._at[path[-1]]
 
+    def _compute(self, nodes: list[int], token_ids: list[int], first: int) -> None:
+        for position, node in enumerate(nodes, first):
+            self._at[node] = len(self._tokens)
+            self._tokens.append(token_ids[position])
+            self._positions.append(position)
+            self._nodes.append(node)
+
     def finish(self) -> Prefill:
-        cached = sorted({node for path in self._paths for node in path if node < self._first_new})
+        cached = sorted({node for path in self._paths for node in path} - self._at.keys())
         column = {node: at for at, node in enumerate(cached)} | {n: len(cached) + at for n, at in self._at.items()}
         visible = np.zeros((len(self._tokens), len(column)), dtype=np.bool_)
         for path in self._paths:
@@ -328,22 +364,40 @@ class _PrefillBuilder:
         return Prefill(token_ids, positions, nodes, seen, visible)
 
 
-def _check(prompt_ids: IntArray, sampling: Sampling, n: int, context_limit: int) -> None:
+def _check_prompt(prompt_ids: IntArray, model: EngineModel) -> None:
     if not len(prompt_ids):
         raise UserError("The prompt has no tokens; a completion needs at least one to start from.")
-    if len(prompt_ids) >= context_limit:
+    if len(prompt_ids) >= model.context_limit:
         raise UserError(
-            f"The prompt has {len(prompt_ids)} tokens and the model reads {context_limit} at most; shorten the prompt."
+            f"The prompt has {len(prompt_ids)} tokens and the model reads {model.context_limit} at most, the "
+            "completion included; shorten the prompt."
         )
+    if prompt_ids.min() < 0 or prompt_ids.max() >= model.vocabulary:
+        raise UserError(
+            f"The prompt has token ids from {prompt_ids.min()} to {prompt_ids.max()} and the model knows 0 to "
+            f"{model.vocabulary - 1}; was it made with another model's tokenizer?"
+        )
+
+
+def _check_sampling(sampling: Sampling, n: int, vocabulary: int) -> None:
+    temperature, ids = sampling.temperature, sampling.logprob_ids
     wrong = [
         text
         for bad, text in (
             (n < 1, f"n is {n}, it must be at least 1"),
             (sampling.max_tokens < 1, f"max_tokens is {sampling.max_tokens}, it must be at least 1"),
-            (sampling.temperature < 0, f"temperature is {sampling.temperature}, it must be 0 (greedy) or more"),
+            (
+                temperature != 0 and not LOWEST_TEMPERATURE <= temperature < float("inf"),
+                f"temperature is {temperature}, it must be 0 (greedy) or at least {LOWEST_TEMPERATURE}",
+            ),
             (not 0 < sampling.top_p <= 1, f"top_p is {sampling.top_p}, it must be above 0 and at most 1"),
             (sampling.top_k < 0, f"top_k is {sampling.top_k}, it must be 0 (off) or more"),
             (not 0 <= sampling.min_p <= 1, f"min_p is {sampling.min_p}, it must be between 0 and 1"),
+            ("" in sampling.stop, "a stop string is empty, it would end every completion at once"),
+            (
+                any(not 0 <= id < vocabulary for id in ids),
+                f"logprob_ids are {ids}, the model knows token ids from 0 to {vocabulary - 1}",
+            ),
         )
         if bad
     ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,7 +40,7 @@ class EngineModel:
     def __init__(self, folder: str, dtype: torch.dtype, device: str) -> None:
         self.device, self.dtype = device, dtype
         self._model = load_causal_lm(folder, dtype, device).requires_grad_(False)
-        config = self._model.config.get_text_config()
+        config: Any = self._model.config.get_text_config()
         heads = config.num_attention_heads
         self.shape = Shape(
             layers=config.num_hidden_layers,
@@ -48,27 +49,43 @@ class EngineModel:
             dtype=dtype,
             device=device,
         )
-        self._plain: dict[str, Tensor] = dict(self._model.state_dict(keep_vars=True))
+        self._needed = {name: weight.shape for name, weight in self._model.named_parameters()}
+        plain: dict[str, Tensor] = self._model.state_dict(keep_vars=True)
+        embedding: Any = self._model.get_input_embeddings().weight
         self._packed = pack_linears(self._model) if can_pack(dtype, device) else {}
-        for name in self._packed:
-            tied = self._plain[name].data_ptr() == self._model.get_input_embeddings().weight.data_ptr()
-            if not tied:
-                del self._plain[name]
-        self.context_limit: int = config.max_position_embeddings
+        # A tied head is published as the embedding; its packed copy follows.
+        self._tied = [(packed, embedding) for name, packed in self._packed.items() if plain[name] is embedding]
+        self._plain = {name: tensor for name, tensor in plain.items() if name not in self._packed}
+        # Within a sliding window its attention is the full attention that is computed here.
+        window = getattr(config, "sliding_window", None) or config.max_position_embeddings
+        self.context_limit: int = min(config.max_position_embeddings, window)
+        self.vocabulary: int = len(embedding)
 
     @torch.inference_mode()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Takes new weights by their Hugging Face names; raises KeyError for a name that the model lacks."""
+        """Takes new weights by their Hugging Face names, tied ones once or under each name.
+
+        Raises ValueError, before any weight is changed, for a name that the model lacks, one that is missing and a
+        shape that does not fit.
+        """
+        self._check(tensors)
         for name, tensor in tensors.items():
-            if name not in self._plain and name not in self._packed:
-                raise KeyError(f"the engine's model has no weight {name!r}")
-            if name in self._plain:
-                self._plain[name].copy_(tensor)
             if name in self._packed:
                 self._packed[name].pack(tensor.to(self.dtype))
-        head, embedding = "lm_head.weight", self._model.get_input_embeddings().weight
-        if head in self._packed and head not in tensors:  # tied: the trainer publishes the embedding only
-            self._packed[head].pack(embedding)
+            else:
+                self._plain[name].copy_(tensor)
+        for packed, embedding in self._tied:
+            packed.pack(embedding)
+
+    def _check(self, tensors: Mapping[str, Tensor]) -> None:
+        unknown = sorted(set(tensors) - set(self._plain) - set(self._packed))
+        missing = sorted(set(self._needed) - set(tensors))
+        shapes = [name for name, shape in self._needed.items() if name in tensors and tensors[name].shape != shape]
+        if unknown or missing or shapes:
+            raise ValueError(
+                f"These are not the weights of the engine's model: unknown {unknown}, missing {missing}, of another "
+                f"shape {shapes}. Publish a model of the same architecture."
+            )
 
     @torch.inference_mode()
     def forward(self, prefill: Prefill, prefix: PrefixCache, decode: IntArray, rows: Rows) -> Tensor:
@@ -109,7 +126,8 @@ class EngineModel:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [R, V] of hidden states [R, E]."""
-        out: Tensor = self._model.get_output_embeddings()(hidden)
+        head: Any = self._model.get_output_embeddings()
+        out: Tensor = head(hidden)
         return out
 
     def _tensor(self, array: IntArray) -> Tensor:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import torch
 
 from rollforge.data.renderer import Renderer
 from rollforge.generate.config import NativeConfig
-from rollforge.generate.native.engine import Engine
+from rollforge.generate.native.engine import Engine, Request
 from rollforge.generate.native.model import EngineModel
 from rollforge.types import Completion, IntArray, Metrics, Sampling, WeightReader
 
@@ -42,14 +42,9 @@ class NativePolicy:
 
     async def generate(self, prompt_ids: IntArray, sampling: Sampling, n: int = 1) -> list[Completion]:
         """Samples `n` completions of `prompt_ids` [L]. Cancelling the call aborts them."""
-        future: asyncio.Future[list[Completion]] = self._expect()
-        loop = asyncio.get_running_loop()
-        request = self._engine.prepare(
-            prompt_ids, sampling, n, lambda completions: loop.call_soon_threadsafe(_resolve, future, completions)
-        )
-        self._do(lambda: self._engine.submit(request))
+        request, completions = self._begin(prompt_ids, sampling, n)
         try:
-            return await future
+            return await completions
         except asyncio.CancelledError:
             self._do(lambda: self._engine.abort(request))
             raise
@@ -57,44 +52,41 @@ class NativePolicy:
     async def stream(self, prompt_ids: IntArray, sampling: Sampling) -> AsyncIterator[tuple[int, float]]:
         """Yields (token id, log-probability) of one completion as they are drawn; leaving the loop aborts it."""
         loop = asyncio.get_running_loop()
-        ended: asyncio.Future[None] = self._expect()
-        queue: asyncio.Queue[tuple[int, float]] = asyncio.Queue()
-        request = self._engine.prepare(
+        queue: asyncio.Queue[tuple[int, float] | None] = asyncio.Queue()
+        request, completions = self._begin(
             prompt_ids,
             sampling,
             1,
-            lambda _: loop.call_soon_threadsafe(_resolve, ended, None),
             lambda _, token, logprob: loop.call_soon_threadsafe(queue.put_nowait, (token, logprob)),
         )
-        self._do(lambda: self._engine.submit(request))
+        completions.add_done_callback(lambda _: queue.put_nowait(None))
         try:
-            while not (ended.done() and queue.empty()):
-                item: asyncio.Future[Any] = asyncio.ensure_future(queue.get())
-                await asyncio.wait([item, ended], return_when=asyncio.FIRST_COMPLETED)
-                if item.done():
-                    yield item.result()
-                else:
-                    item.cancel()
-            ended.result()
+            while (drawn := await queue.get()) is not None:
+                yield drawn
+            completions.result()
         finally:
             self._do(lambda: self._engine.abort(request))
 
     async def load(self, version: int) -> Metrics:
-        """Fetches a published version and serves it from the next step on. Returns seconds by part."""
+        """Fetches a published version and serves it from the next step on. Returns seconds by part.
+
+        Raises ValueError, and goes on serving the version it has, when the weights are not this model's.
+        """
         if self._weights is None:
             raise RuntimeError("this policy server has no weight store to load from")
         started = time.perf_counter()
         async with self._weights.read(version) as tensors:
             fetched = time.perf_counter()
-            done: asyncio.Future[None] = self._expect()
             loop = asyncio.get_running_loop()
+            done: asyncio.Future[Exception | None] = self._expect()
 
             def apply() -> None:
-                self._engine.load(tensors, version)
-                loop.call_soon_threadsafe(_resolve, done, None)
+                if not done.cancelled():
+                    loop.call_soon_threadsafe(_resolve, done, self._loaded(tensors, version))
 
             self._do(apply)
-            await done
+            if (error := await done) is not None:
+                raise error
         return {"time/fetch_s": fetched - started, "time/load_s": time.perf_counter() - fetched}
 
     async def version(self) -> int:
@@ -106,6 +98,31 @@ class NativePolicy:
         return {f"generate/{name}": float(value) for name, value in self._engine.counts.items()} | {
             "generate/busy_s": self._busy_s
         }
+
+    def _begin(
+        self,
+        prompt_ids: IntArray,
+        sampling: Sampling,
+        n: int,
+        on_token: Callable[[int, int, float], object] | None = None,
+    ) -> tuple[Request, asyncio.Future[list[Completion]]]:
+        loop = asyncio.get_running_loop()
+
+        def on_done(completions: list[Completion]) -> None:
+            loop.call_soon_threadsafe(_resolve, future, completions)
+
+        request = self._engine.prepare(prompt_ids, sampling, n, on_done, on_token)
+        future: asyncio.Future[list[Completion]] = self._expect()
+        self._do(lambda: self._engine.submit(request))
+        return request, future
+
+    def _loaded(self, tensors: Mapping[str, torch.Tensor], version: int) -> Exception | None:
+        """Loads, or says what is wrong with the weights: that is the caller's error, not the engine's."""
+        try:
+            self._engine.load(tensors, version)
+        except ValueError as error:
+            return error
+        return None
 
     def _expect(self) -> asyncio.Future[Any]:
         """A future that fails with the engine: whoever waits for an engine that broke hears of it."""
@@ -125,6 +142,8 @@ class NativePolicy:
             while self._commands or self._engine.busy:
                 await asyncio.to_thread(self._advance)
         except Exception as error:
+            self._commands.clear()
+            self._engine.reset()
             for future in list(self._expected):
                 if not future.done():
                     future.set_exception(error)

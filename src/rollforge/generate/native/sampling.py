@@ -21,6 +21,9 @@ from rollforge.types import Sampling
 BLOCK = 256
 """Width of the blocks in which the cumulative distribution is searched: one pass over V, then one over a block."""
 
+ROUNDING = 1e-6
+"""What float32 logits may be off by: a token exactly at the border of top-p or min-p falls on the right side."""
+
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
@@ -35,16 +38,17 @@ def log_distribution(logits_RV: Tensor, sampling_R: Sequence[Sampling]) -> Tenso
     infinity.
 
     Filters apply in the order temperature, top-k, top-p, min-p, each on what the one before left, renormalised at the
-    end. Temperature 0 stands for greedy and leaves the distribution at temperature 1.
+    end. Temperature 0 stands for greedy, which needs no filter: the whole distribution at temperature 1.
     """
-    logits_RV = logits_RV.float()
+    logits_RV = logits_RV.to(torch.float32, copy=True)
     temperatures = [s.temperature or 1.0 for s in sampling_R]
     if any(t != 1.0 for t in temperatures):
-        logits_RV = logits_RV / torch.tensor(temperatures, device=logits_RV.device).unsqueeze(1)
+        logits_RV /= torch.tensor(temperatures, device=logits_RV.device).unsqueeze(1)
     for row, sampling in enumerate(sampling_R):
-        if sampling.top_k or sampling.top_p < 1.0 or sampling.min_p:
+        if sampling.temperature and (sampling.top_k or sampling.top_p < 1.0 or sampling.min_p):
             logits_RV[row] = _filtered(logits_RV[row], sampling)
-    return logits_RV - logits_RV.logsumexp(-1, keepdim=True)
+    logits_RV -= logits_RV.logsumexp(-1, keepdim=True)
+    return logits_RV
 
 
 def _filtered(logits_V: Tensor, sampling: Sampling) -> Tensor:
@@ -52,12 +56,12 @@ def _filtered(logits_V: Tensor, sampling: Sampling) -> Tensor:
         kth = logits_V.topk(min(sampling.top_k, logits_V.numel())).values[-1]
         logits_V = logits_V.masked_fill(logits_V < kth, -torch.inf)
     if sampling.top_p < 1.0:
-        probs, order = logits_V.softmax(-1).sort(descending=True)
-        # A token stays while the mass before it is below top_p, so that the first always stays.
-        removed = order[(probs.cumsum(-1) - probs) >= sampling.top_p]
+        probs, order = logits_V.double().softmax(-1).sort(descending=True)
+        # A token stays while the mass before it is below top_p; the first always does.
+        removed = order[1:][probs.cumsum(-1)[:-1] >= sampling.top_p - ROUNDING]
         logits_V = logits_V.index_fill(0, removed, -torch.inf)
     if sampling.min_p:
-        floor = logits_V.max() + float(np.log(sampling.min_p))
+        floor = logits_V.max() + float(np.log(sampling.min_p)) - ROUNDING
         logits_V = logits_V.masked_fill(logits_V < floor, -torch.inf)
     return logits_V
 
@@ -77,7 +81,8 @@ def draw(logprobs_RV: Tensor, row_S: Tensor, uniform_S: Tensor, greedy_S: Tensor
     block_S = _first_beyond(reach[row_S], target_S, mass[row_S] > 0)
     inner = blocks[row_S, block_S].double()
     before_S = reach[row_S, block_S] - mass[row_S, block_S]
-    offset_S = _first_beyond(inner.cumsum(-1), target_S - before_S, inner > 0)
+    # Clamped, for a rounding below 0 would draw the block's first token even if its probability is 0.
+    offset_S = _first_beyond(inner.cumsum(-1), (target_S - before_S).clamp(min=0), inner > 0)
     token_S = block_S * BLOCK + offset_S
     if greedy_S.any():
         token_S = torch.where(greedy_S, logprobs_RV.argmax(-1)[row_S], token_S)
@@ -98,7 +103,8 @@ def uniforms(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -
     """One number in [0, 1) per (seed, position), by the SplitMix64 finaliser (Steele et al., 2014): a counter-based
     draw that does not depend on what else is in the batch, nor on the order of requests."""
     with np.errstate(over="ignore"):
-        mixed = _mix(_mix(seeds) + positions * np.uint64(0x9E3779B97F4A7C15))
+        # One step ahead: the finaliser leaves 0 as it is, and seed 0 would draw 0.0 at position 0.
+        mixed = _mix(_mix(seeds) + (positions + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15))
     return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
