@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ def processes(process: Process) -> dict[str, psutil.Process]:
             arguments = child.cmdline()
         except psutil.NoSuchProcess:
             continue
-        role = next((a for a, b in zip(arguments, arguments[1:], strict=False) if b.endswith(f"/{a}.log")), None)
+        role = next((a for a, b in pairwise(arguments) if b.endswith(f"/{a}.log")), None)
         if role is None and "-m" in arguments:
             role = arguments[arguments.index("-m") + 1]
         found[role or " ".join(arguments)] = child

@@ -170,5 +170,3 @@ def test_the_tiny_model_learns_sums(tmp_path: Path) -> None:
     rewards = [one["reward/mean"] for one in lines(tmp_path / "run" / "metrics.jsonl")]
     before, after = sum(rewards[:5]) / 5, sum(rewards[-5:]) / 5
     assert after > before + 0.15, rewards
-
-

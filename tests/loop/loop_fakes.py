@@ -198,7 +198,9 @@ class Centred:
         self.world.count("algorithm.credit")
         rewards = [rollout.reward for rollout in group.rollouts]
         mean = sum(rewards) / len(rewards)
-        advantages = tuple(tuple(reward - mean for _ in r.turns) for reward, r in zip(rewards, group.rollouts, strict=True))
+        advantages = tuple(
+            tuple(reward - mean for _ in r.turns) for reward, r in zip(rewards, group.rollouts, strict=True)
+        )
         return Credit(advantages, dropped=None if max(rewards) > min(rewards) else "zero variance")
 
     def loss(self, outputs: Any, inputs: Any) -> Any:
@@ -249,6 +251,4 @@ def pipeline(
         Reference(world) if reference else None,
     )
     loop = LoopConfig(groups_per_step=groups_per_step, **config)
-    return Pipeline(
-        roles, Centred(world), loop, steps, max_staleness, 0, evaluate, on_step, world.failures.append
-    )
+    return Pipeline(roles, Centred(world), loop, steps, max_staleness, 0, evaluate, on_step, world.failures.append)

@@ -11,6 +11,7 @@ itself, by rendering a stand-in conversation and keeping what follows its end of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,12 +28,18 @@ if TYPE_CHECKING:
 _STAND_IN: list[Any] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}]
 
 
+ENCODED_TEXTS = 16_384
+"""Texts whose token ids are remembered."""
+
+
 class Renderer:
     """Message and text to token ids for one model; made from its folder, or from a tokenizer at hand."""
 
     def __init__(self, source: PreTrainedTokenizerBase | Path | str) -> None:
         self._tokenizer: Any = _load(source) if isinstance(source, (str, Path)) else source
         self._folder = Path(self._tokenizer.name_or_path)
+        # All rollouts of a group encode the same text, and short observations come back all the time.
+        self._encode = lru_cache(ENCODED_TEXTS)(self._encode_anew)
         self._turns = _turn_renderer(self._tokenizer, self._folder)
         self._turn_end, self._turn_ends = self._find_turn_end() if self._tokenizer.chat_template else (None, 0)
         own = [] if self._turn_end is None else [self._turn_end]
@@ -104,9 +111,8 @@ class Renderer:
         """The text of every token id, in their order."""
         return [self.decode([id]) for id in range(len(self._tokenizer))]
 
-    def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
-        return ids
+    def _encode_anew(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
     def _template(self, messages: list[Any], header: bool) -> list[int]:
         ids: list[int] = self._tokenizer.apply_chat_template(messages, add_generation_prompt=header, return_dict=False)
@@ -146,5 +152,5 @@ def _turn_renderer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> TurnRend
     return create_renderer(tokenizer, config_from_name(name) if name else DefaultRendererConfig())
 
 
-def _ids(ids: list[int]) -> IntArray:
+def _ids(ids: Sequence[int]) -> IntArray:
     return np.array(ids, dtype=np.int32)

@@ -165,8 +165,9 @@ class Pipeline:
 
     async def _update_generators(self, version: int) -> Metrics:
         published = await self._roles.trainer.publish(version)
-        loaded = await asyncio.gather(*(generator.load(version) for generator in self._roles.generators))
-        return {**published, **loaded[0]}
+        async with asyncio.TaskGroup() as tasks:  # unlike gather, it leaves no load behind when one fails
+            loading = [tasks.create_task(generator.load(version)) for generator in self._roles.generators]
+        return {**published, **loading[0].result()}
 
     def _count(self, played: int, failures: Sequence[str]) -> None:
         self._episodes["played"] += played

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from rollforge.data import trie
 from rollforge.data.transformer import Attend, additive_mask, grouped_attention, hidden_states
 from rollforge.tensors import TokenOutputs
+from rollforge.train.logprobs import picked_logprobs
 from rollforge.types import BoolArray, FloatArray, IntArray, TrainSample
 
 
@@ -121,17 +122,21 @@ def token_outputs(
         tree_attention(micro.trie, model),
     )
     nodes_U, row_N = np.unique(micro.nodes_N, return_inverse=True)
-    logits_UV = model.get_output_embeddings()(hidden[_long(nodes_U, device)]).float() / (temperature or 1.0)
-    at_N, targets_N = _long(row_N, device), _long(micro.targets_N, device)
-    total_U = logits_UV.logsumexp(-1)
     legal_ids, legal_mask = micro.legal_ids()
-    legal_NA = logits_UV[at_N.unsqueeze(1), _long(legal_ids, device)] - total_U[at_N].unsqueeze(1)
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        entropy_U = total_U - ((logits_UV - total_U.unsqueeze(1)).exp() * logits_UV).sum(-1)
+    tokens = np.concatenate([micro.targets_N, legal_ids.ravel()])
+    rows = np.concatenate([row_N, row_N.repeat(legal_ids.shape[1])])
+    logprobs, entropy_U = picked_logprobs(
+        hidden[_long(nodes_U, device)],
+        cast(Tensor, model.get_output_embeddings().weight),
+        temperature or 1.0,
+        _long(rows, device),
+        _long(tokens, device),
+        entropy_gradient,
+    )
     return TokenOutputs(
-        logprobs_N=logits_UV[at_N, targets_N] - total_U[at_N],
-        entropy_N=entropy_U[at_N],
-        legal_logprobs_NA=legal_NA,
+        logprobs_N=logprobs[: micro.num_tokens],
+        entropy_N=entropy_U[_long(row_N, device)],
+        legal_logprobs_NA=logprobs[micro.num_tokens :].view(legal_ids.shape),
         legal_mask_NA=torch.from_numpy(legal_mask).to(device),
     )
 

@@ -61,7 +61,7 @@ def test_layers_with_biases(tiny_model: Path, tmp_path: Path, dtype: torch.dtype
     bench.engine.load(zero, 1)
     (second,) = bench.run(prompt, asked)
     assert second.extra_logprobs is not None
-    assert abs(float(second.extra_logprobs[0, 0]) - float(first.logprobs[0])) > 2 * tolerance, "biases load as well"
+    assert abs(float(second.extra_logprobs[0, 0]) - float(first.logprobs[0])) > tolerance, "biases load as well"
 
 
 def test_a_sliding_window_bounds_the_context(tiny_model: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -143,9 +144,12 @@ async def test_an_engine_that_breaks_tells_every_waiting_caller_and_serves_the_n
 ) -> None:
     served = policy(tiny_model)
     draw, breaks = served._engine._draw, False
+    breaking, go = threading.Event(), threading.Event()
 
     def broken(*args: Any) -> None:
         if breaks:
+            breaking.set()
+            assert go.wait(LIMIT)
             raise OSError("the disk of the matrix is full")
         draw(*args)
 
@@ -155,9 +159,15 @@ async def test_an_engine_that_breaks_tells_every_waiting_caller_and_serves_the_n
     assert await anext(stream)
     await steps(served, 5)
     breaks = True
+    assert await asyncio.to_thread(breaking.wait, LIMIT)
+    callers.append(asyncio.ensure_future(served.generate(random_ids(40), ENDLESS)))  # queued while it breaks
+    await asyncio.sleep(0)
+    assert served._commands
+    go.set()
     for caller in callers:
         with pytest.raises(OSError, match="the disk of the matrix"):
             await asyncio.wait_for(caller, LIMIT)
+    assert not served._commands and not served._engine.busy
     with pytest.raises(OSError, match="the disk of the matrix"):
         async with asyncio.timeout(LIMIT):
             async for _ in stream:

@@ -107,6 +107,26 @@ def test_masses_that_float32_rounds_never_draw_an_impossible_token() -> None:
     assert (probs[tokens] > 0).all()
 
 
+def test_a_target_that_rounds_to_below_its_block_draws_no_impossible_token() -> None:
+    """The mass before a block, taken as cumulative minus own mass, may exceed the cumulative mass of its predecessor.
+
+    Every block begins with an impossible token, and the numbers point exactly between two blocks.
+    """
+    found = 0
+    for seed in range(300):
+        weights = (-60 * torch.rand(20, BLOCK, generator=torch.Generator().manual_seed(seed))).exp()
+        weights[:, 0] = 0.0
+        probs = (weights / weights.sum()).log().exp()
+        mass = probs.sum(-1, dtype=torch.float64)
+        reach = mass.cumsum(0)
+        for block in (((reach - mass)[1:] > reach[:-1]).nonzero()[:, 0] + 1).tolist():
+            uniform = reach[block - 1] / reach[-1]
+            found += int((uniform * reach[-1] < (reach - mass)[block]).item())
+            (token,) = draws(probs.flatten(), [float(uniform)])
+            assert probs.flatten()[token] > 0
+    assert found > 20, "the case must occur for the test to mean anything"
+
+
 def test_greedy_takes_the_most_likely_whatever_the_number() -> None:
     assert draws(torch.tensor(PROBS), [0.0, 0.5, 0.99], greedy=True) == [0, 0, 0]
 

@@ -66,7 +66,8 @@ async def test_throughput_adds_up_the_servers_and_counts_since_the_last_call(mon
 
 
 @pytest.mark.parametrize(
-    "key, value", [("groups_per_step", 0), ("evaluate_every", -1), ("max_failed_share", 1.5), ("max_failed_share", -0.1)]
+    "key, value",
+    [("groups_per_step", 0), ("evaluate_every", -1), ("max_failed_share", 1.5), ("max_failed_share", -0.1)],
 )
 def test_numbers_that_mean_nothing_are_refused(key: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"loop.{key} is {value}"):

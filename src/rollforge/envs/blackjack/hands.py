@@ -3,12 +3,13 @@
 Knows: how the lines look, which hands share what. Does not know: models, environments, how a prompt is used.
 
     Blackjack.
-    Hand 12 hard, dealer 4: stand
-    Hand 19 soft, dealer A: hit
-    ...
+    Hand 12 hard, dealer 4: hit or stand
+    Hand 19 soft, dealer A: hit or stand
+    Hand 16 hard, dealer 10:
 
-The examples are random states with random actions, half hit and half stand: they show the format and nothing about
-good play. Neighbouring prompts share their examples, and neighbours among those share the deal and differ in the shoe:
+The examples are random states, each with both actions: they show what may be said and nothing about good play, and leave
+the model no answer to copy (with one action per line, half of the policy is which line it copies).
+Neighbouring prompts share their examples, and neighbours among those share the deal and differ in the shoe:
 what they have in common is computed once, in the engine and in the trainer.
 """
 
@@ -30,7 +31,7 @@ TITLE = "Blackjack.\n"
 class HandsConfig:
     """Which hands are dealt."""
 
-    examples: int = option(6, help="example lines before a hand, half of them hit, half stand")
+    examples: int = option(2, help="example lines before a hand")
     deals_per_examples: int = option(8, help="deals that share their examples")
     shoes_per_deal: int = option(4, help="groups that share a deal and differ in the cards that follow")
 
@@ -38,10 +39,8 @@ class HandsConfig:
         for name in ("deals_per_examples", "shoes_per_deal"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"hands.{name} is {getattr(self, name)}; it must be at least 1.")
-        if self.examples < 0 or self.examples % 2:
-            raise ConfigError(
-                f"hands.examples is {self.examples}; give an even number, 0 or more, so that half say hit."
-            )
+        if self.examples < 0:
+            raise ConfigError(f"hands.examples is {self.examples}; it must be 0 or more.")
 
 
 class Hands:
@@ -87,10 +86,8 @@ class Hands:
     def examples(self, number: int) -> str:
         """The example lines with this number."""
         rng = self._random("examples", number)
-        actions = list(ACTIONS) * (self._config.examples // len(ACTIONS))
-        rng.shuffle(actions)
-        states = rng.sample(STATES, len(actions))
-        return TITLE + "".join(f"{describe(state)} {action}\n" for state, action in zip(states, actions, strict=True))
+        states = rng.sample(STATES, self._config.examples)
+        return TITLE + "".join(f"{describe(state)} {' or '.join(ACTIONS)}\n" for state in states)
 
     def _random(self, what: str, number: int) -> random.Random:
         return random.Random(f"{self._stream} {self._seed} {what} {number}")
