@@ -44,7 +44,12 @@ def main(arguments: list[str]) -> int:
     folder = _make_folder(recipe.name, parsed.out)
     folder.save_config(f"# rollforge run {recipe.given} --config config.yaml\n{dump(config)}")
     print(f"run folder {folder.path}", flush=True)
-    return recipe.run(config, folder.path)
+    try:
+        return recipe.run(config, folder.path)
+    except UserError:
+        if not folder.metrics.exists():  # refused before the first step: the corrected command may use the same folder
+            shutil.rmtree(folder.path)
+        raise
 
 
 def _parser() -> Parser:

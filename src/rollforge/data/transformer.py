@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
+from transformers.utils.logging import disable_progress_bar
 
 from rollforge.config import UserError
 
@@ -57,6 +58,7 @@ def load_causal_lm(folder: Path | str, dtype: torch.dtype, device: str) -> PreTr
     """Loads a Hugging Face folder with our attention; dropout is off (`eval`), gradients are as `transformers` sets
     them.
     """
+    disable_progress_bar()  # a role's bar would be drawn over the run's own lines
     model: Any = AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, attn_implementation=NAME, local_files_only=True
     )

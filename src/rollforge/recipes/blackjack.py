@@ -78,7 +78,9 @@ class Config(RunConfig):
     )
     loop: LoopConfig = option(LoopConfig(groups_per_step=64, evaluate_every=10), help="batches and evaluation")
     hands: HandsConfig = option(HandsConfig(), help="which hands are dealt")
-    env: OpenEnvConfig = option(OpenEnvConfig(), help="the OpenEnv server; without a url one is started")
+    env: OpenEnvConfig = option(
+        OpenEnvConfig(max_sessions=512), help="the OpenEnv server; without a url one is started"
+    )
     eval: EvalConfig = option(EvalConfig(), help="how a policy is judged")
 
     def __post_init__(self) -> None:

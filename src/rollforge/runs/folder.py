@@ -8,7 +8,7 @@ Knows: names of files and folders. Does not know: who writes them or what they m
         evaluations.jsonl   one line per evaluation
         summary.json        written when the run has ended
         log.txt             what happened, one dated line each
-        logs/<role>.txt     what each role's process printed
+        logs/<role>.log     what each role's process printed
         tensorboard/        event files
         model/              the final model as a Hugging Face folder
         *.png               pictures
@@ -104,11 +104,11 @@ class RunFolder:
 
     def role_log(self, role: str) -> Path:
         """Where the output of a role's process goes."""
-        return self._logs / f"{role}.txt"
+        return self._logs / f"{role}.log"
 
     def role_logs(self) -> list[Path]:
         """The logs of roles that exist, by name."""
-        return sorted(self._logs.glob("*.txt"))
+        return sorted(self._logs.glob("*.log"))
 
     def pictures(self) -> list[Path]:
         """The pictures that exist, by name."""

@@ -85,11 +85,10 @@ class _Picked(torch.autograd.Function):
 
 
 def _log_softmax(hidden: Tensor, head_VE: Tensor, temperature: float) -> Tensor:
-    logits = (hidden @ head_VE.t()).float()
+    logits: Tensor = (hidden @ head_VE.t()).float()
     if temperature != 1.0:
         logits.div_(temperature)
-    logprobs: Tensor = logits.sub_(logits.logsumexp(-1, keepdim=True))
-    return logprobs
+    return logits.sub_(logits.logsumexp(-1, keepdim=True))
 
 
 def _chunks(rows: int) -> list[slice]:
@@ -97,4 +96,4 @@ def _chunks(rows: int) -> list[slice]:
 
 
 def _inside(row_P: Tensor, rows: slice) -> Tensor:
-    return ((row_P >= rows.start) & (row_P < rows.stop)).nonzero().squeeze(1)
+    return torch.nonzero((row_P >= rows.start) & (row_P < rows.stop)).squeeze(1)

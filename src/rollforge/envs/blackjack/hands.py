@@ -7,8 +7,8 @@ Knows: how the lines look, which hands share what. Does not know: models, enviro
     Hand 19 soft, dealer A: hit or stand
     Hand 16 hard, dealer 10:
 
-The examples are random states, each with both actions: they show what may be said and nothing about good play, and leave
-the model no answer to copy (with one action per line, half of the policy is which line it copies).
+The examples are random states, each with both actions: they show what may be said and nothing about good play, and
+leave the model no answer to copy (with one action per line, half of the policy is which line it copies).
 Neighbouring prompts share their examples, and neighbours among those share the deal and differ in the shoe:
 what they have in common is computed once, in the engine and in the trainer.
 """
