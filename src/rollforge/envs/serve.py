@@ -7,6 +7,7 @@ nor the client. An environment of your own is served by calling `main(make_app)`
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -66,7 +67,7 @@ def _run(app: Any, listener: socket.socket) -> None:
     import uvicorn
 
     config = uvicorn.Config(
-        app,
+        _with_quiet_hangups(app),
         ws_per_message_deflate=False,
         ws_ping_interval=None,
         access_log=False,
@@ -74,6 +75,18 @@ def _run(app: Any, listener: socket.socket) -> None:
         timeout_graceful_shutdown=GRACE_S,
     )
     uvicorn.Server(config).run(sockets=[listener])
+
+
+def _with_quiet_hangups(app: Any) -> Any:
+    """A client ends its session by hanging up; OpenEnv then closes the connection once more, which fails. That is no
+    error of the server's, and its log is for those."""
+    from starlette.websockets import WebSocketDisconnect
+
+    async def asgi(scope: Any, receive: Any, send: Any) -> None:
+        with contextlib.suppress(WebSocketDisconnect):
+            await app(scope, receive, send)
+
+    return asgi
 
 
 def _end_with(parent: int) -> None:

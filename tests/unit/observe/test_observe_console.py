@@ -17,7 +17,7 @@ METRICS = {
     "kl/reference": 0.0123,
     "generate/tokens_per_second": 1234.4,
     "staleness/mean": 0.5,
-    "step_seconds": 4.25,
+    "time/step_s": 4.25,
 }
 
 
@@ -57,7 +57,7 @@ def test_plain_lines_in_a_pipe() -> None:
 
 def test_a_value_that_is_missing_or_nan_is_not_made_up() -> None:
     console, out, _ = make(terminal=False)
-    console.step(1, {"reward/mean": math.nan, "kl/behavior": 0.5})
+    console.step(1, {"reward/mean": math.nan, "kl/behaviour": 0.5})
     assert out.getvalue().splitlines()[-1] == "step 1/20  KL 0.5000  left -"
 
 
