@@ -35,11 +35,11 @@ SUMMARY = "one-digit sums by example: a quick proof of learning"
 class Config(RunConfig):
     """The keys and defaults of `sums`."""
 
-    steps: int = option(60, help="optimizer steps")
+    steps: int = option(24, help="optimizer steps")
     sampling: SamplingConfig = option(SamplingConfig(max_tokens=4, stop=(STOP,)), help="how answers are sampled")
     rollout: RolloutConfig = option(RolloutConfig(group_size=8), help="how answers are gathered")
     train: TrainConfig = option(TrainConfig(learning_rate=3e-5, final_share=0.1), help="the trainer")
-    loop: LoopConfig = option(LoopConfig(groups_per_step=16, evaluate_every=10), help="batches and evaluation")
+    loop: LoopConfig = option(LoopConfig(groups_per_step=16, evaluate_every=8), help="batches and evaluation")
     held_out_prompts: int = option(200, help="prompts of held-out sums that an evaluation asks")
 
     def __post_init__(self) -> None:
