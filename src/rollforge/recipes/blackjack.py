@@ -124,7 +124,7 @@ class Blackjack:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.server_pid: int | None = None
-        self._held_out = Hands(config.hands, config.seed, "held-out")
+        self._held_out = Hands(replace(config.hands, first_deals=0), config.seed, "held-out")
         self._policies: list[exact.Values] = []
         self._ids: list[list[int]] | None = None
 

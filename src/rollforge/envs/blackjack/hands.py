@@ -3,14 +3,17 @@
 Knows: how the lines look, which hands share what. Does not know: models, environments, how a prompt is used.
 
     Blackjack.
-    Hand 12 hard, dealer 4: hit or stand
-    Hand 19 soft, dealer A: hit or stand
+    Hand 12 hard, dealer 4: stand
+    Hand 19 soft, dealer A: hit
     Hand 16 hard, dealer 10:
 
-The examples are random states, each with both actions: they show what may be said and nothing about good play, and
-leave the model no answer to copy (with one action per line, half of the policy is which line it copies).
-Neighbouring prompts share their examples, and neighbours among those share the deal and differ in the shoe:
-what they have in common is computed once, in the engine and in the trainer.
+The examples are random states, each with an action drawn at random, both equally often: they show what may be said and
+nothing about good play. Neighbouring prompts share their examples, and neighbours among those share the deal and
+differ in the shoe: what they have in common is computed once, in the engine and in the trainer.
+
+A policy that meets new examples in every step first learns which of them to copy, and for long nothing about the
+hand. So training begins under one set of examples (`first_deals`), where it soon plays by the hand, and then meets
+others, to which this carries over.
 """
 
 from __future__ import annotations
@@ -31,16 +34,18 @@ TITLE = "Blackjack.\n"
 class HandsConfig:
     """Which hands are dealt."""
 
-    examples: int = option(2, help="example lines before a hand")
-    deals_per_examples: int = option(8, help="deals that share their examples")
+    examples: int = option(6, help="example lines before a hand")
+    first_deals: int = option(0, help="deals under the first examples, before others come")
+    deals_per_examples: int = option(8, help="deals that share their examples afterwards")
     shoes_per_deal: int = option(4, help="groups that share a deal and differ in the cards that follow")
 
     def __post_init__(self) -> None:
         for name in ("deals_per_examples", "shoes_per_deal"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"hands.{name} is {getattr(self, name)}; it must be at least 1.")
-        if self.examples < 0:
-            raise ConfigError(f"hands.examples is {self.examples}; it must be 0 or more.")
+        for name in ("examples", "first_deals"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"hands.{name} is {getattr(self, name)}; it must be 0 or more.")
 
 
 class Hands:
@@ -76,7 +81,7 @@ class Hands:
         deal = position // self._config.shoes_per_deal
         return Prompt(
             id=f"{self._stream}-{position}",
-            text=self.examples(deal // self._config.deals_per_examples),
+            text=self.examples(self._examples_of(deal)),
             task={
                 "seed": self._random("deal", deal).getrandbits(48),
                 "shoe": self._random("shoe", position).getrandbits(48),
@@ -86,8 +91,17 @@ class Hands:
     def examples(self, number: int) -> str:
         """The example lines with this number."""
         rng = self._random("examples", number)
-        states = rng.sample(STATES, self._config.examples)
-        return TITLE + "".join(f"{describe(state)} {' or '.join(ACTIONS)}\n" for state in states)
+        count = self._config.examples
+        by_total = sorted(STATES, key=lambda state: state.total)
+        states = [rng.choice(by_total[k * len(STATES) // count : (k + 1) * len(STATES) // count]) for k in range(count)]
+        rng.shuffle(states)
+        actions = [ACTIONS[k % len(ACTIONS)] for k in range(len(states))]
+        rng.shuffle(actions)
+        return TITLE + "".join(f"{describe(s)} {a}\n" for s, a in zip(states, actions, strict=True))
+
+    def _examples_of(self, deal: int) -> int:
+        later = deal - self._config.first_deals
+        return 0 if later < 0 else 1 + later // self._config.deals_per_examples
 
     def _random(self, what: str, number: int) -> random.Random:
         return random.Random(f"{self._stream} {self._seed} {what} {number}")
