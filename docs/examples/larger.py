@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ import numpy as np
 
 from rollforge.config import option
 from rollforge.data.prompts import GeneratedPrompts, Part
-from rollforge.envs.single_turn import SingleTurn
+from rollforge.envs.single_turn import SingleTurns
 from rollforge.recipes._base import RunConfig, SamplingConfig
 from rollforge.runtime import RoleSpec
 from rollforge.types import Metrics, Prompt, Sampling
@@ -47,18 +47,6 @@ class Larger:  # the reward: right 1, one of the two 0.2, else 0; raise where it
         return {prompt.task["answer"]: 1.0, prompt.task["other"]: 0.2}.get(completion.strip(), 0.0)
 
 
-class Environments:  # the environment: one question, one answer, in the worker's own process
-    @asynccontextmanager
-    async def session(self) -> AsyncIterator[SingleTurn]:
-        yield SingleTurn(Larger())
-
-    async def check(self) -> None:
-        """Always there."""
-
-    async def close(self) -> None:
-        """Nothing to let go of."""
-
-
 class Task:
     name = "larger"
     chat = False  # prompts are raw text, not messages
@@ -70,8 +58,8 @@ class Task:
     def prompts(self) -> RoleSpec:
         return RoleSpec(name="prompts", target="larger:prompts", kwargs={"seed": self.config.seed})
 
-    async def environments(self, stack: AsyncExitStack, log: Path) -> Environments:
-        return Environments()
+    async def environments(self, stack: AsyncExitStack, log: Path) -> SingleTurns:
+        return SingleTurns(Larger())  # one question, one answer, in the worker's own process
 
     async def evaluate(self, served: Served, version: int) -> Metrics:
         greedy = Sampling(temperature=0, max_tokens=self.config.sampling.max_tokens, stop=self.config.sampling.stop)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from rollforge.config import option
 from rollforge.envs.rewards import ExactAnswer
-from rollforge.envs.single_turn import SingleTurn
+from rollforge.envs.single_turn import SingleTurns
 from rollforge.recipes import _run, sums
 from rollforge.types import EnvironmentPool, Prompt
 
@@ -32,22 +32,13 @@ class MoodyReward:
         return await ExactAnswer()(prompt, completion)
 
 
-class MoodySums(sums.LocalSums):
-    def __init__(self, raising: tuple[str, ...]) -> None:
-        self._raising = raising
-
-    @asynccontextmanager
-    async def session(self) -> AsyncIterator[SingleTurn]:
-        yield SingleTurn(MoodyReward(self._raising))
-
-
 class Moody(sums.Sums):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self._raising, self.chat = config.answers_that_raise, config.chat
 
     async def environments(self, stack: AsyncExitStack, log: Path) -> EnvironmentPool:
-        return MoodySums(self._raising)
+        return SingleTurns(MoodyReward(self._raising))
 
     async def evaluate(self, served: _run.Served, version: int) -> Mapping[str, float]:
         return {"eval/accuracy": 0.0}

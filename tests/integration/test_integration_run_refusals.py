@@ -64,7 +64,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("sums", "--model nobody/nothing", ("nobody/nothing", "hub")),
         ("sums", "--model ./no-such-folder", ("no-such-folder", "folder")),
         ("blackjack", "--sampling.max-tokens 2", ("sampling.max_tokens is 2", "Set it to 1")),
-        ("blackjack", "--env.max-sessions 4", ("env.max_sessions is 4", "rollout.group_size 8")),
+        ("blackjack", "--env.max-sessions 2", ("env.max_sessions is 2", "rollout.group_size 4")),
         (
             "blackjack",
             "--loop.groups-per-step 64 --hands.shoes-per-deal 6 --hands.deals-per-examples 1",

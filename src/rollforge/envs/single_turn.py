@@ -5,7 +5,8 @@ Knows: the Environment and Reward roles. Does not know: which reward.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 from rollforge.types import Observation, Prompt, Reward
@@ -36,3 +37,21 @@ class SingleTurn:
     async def close(self) -> None:
         """Nothing to let go of."""
         self._prompt = None
+
+
+class SingleTurns:
+    """types.EnvironmentPool: any number of `SingleTurn` beside whoever plays them, all judged by one reward."""
+
+    def __init__(self, reward: Reward) -> None:
+        self._reward = reward
+
+    async def check(self) -> None:
+        """Always there."""
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[SingleTurn]:
+        """An environment of one's own."""
+        yield SingleTurn(self._reward)
+
+    async def close(self) -> None:
+        """Nothing to let go of."""

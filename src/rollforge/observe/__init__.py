@@ -1,1 +1,1 @@
-"""Recording of metrics and spans from anywhere in a process, and showing them: terminal, curves, memory."""
+"""Showing what a run does: live progress, curves, pictures, peak memory."""

@@ -6,17 +6,23 @@ Resident sizes (RSS) must not be summed over processes: a page of torch's librar
 processes would be counted eight times. Linux gives each process its proportional share (PSS) in smaps_rollup, and the
 sum of shares is the memory really held. Where shares cannot be read, RSS is summed and `method` says so. A file in
 /dev/shm that no process maps belongs to no process and is not counted.
+
+Reading the shares walks the page tables of a process (100 ms for some GB) and holds up its own page faults meanwhile.
+So they are read rarely, and in between only the private pages are, which the kernel counts and which make the peaks.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Self
 
 import psutil
 
 _KIB = 1024
+_FULL_SHARE = 0.005
+"""The share of the time that goes into reading shares, at most."""
 
 
 class MemoryWatch:
@@ -30,6 +36,8 @@ class MemoryWatch:
         self.peak_bytes = 0
         self._interval = interval
         self._methods: set[str] = set()
+        self._shared: dict[int, int] = {}
+        self._full_at = 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="memory-watch", daemon=True)
 
@@ -52,15 +60,12 @@ class MemoryWatch:
         return self.peak_bytes
 
     def sample(self) -> int:
-        """Bytes held by the tree now; raises the peak where it is higher."""
-        me = psutil.Process()
-        total = 0
-        for process in (me, *me.children(recursive=True)):
-            size, method = _size(process)
-            if size:
-                self._methods.add(method)
-                total += size
-        self.peak_bytes = max(self.peak_bytes, total)
+        """Bytes held by the tree now, all shares read anew; raises the peak where it is higher."""
+        started = time.monotonic()
+        self._shared.clear()
+        total = self._add_up()
+        ended = time.monotonic()
+        self._full_at = ended + (ended - started) / _FULL_SHARE
         return total
 
     def __enter__(self) -> Self:
@@ -71,24 +76,49 @@ class MemoryWatch:
 
     def _watch(self) -> None:
         while not self._stop.wait(self._interval):
-            self.sample()
+            if time.monotonic() < self._full_at:
+                self._add_up()
+            else:
+                self.sample()
 
+    def _add_up(self) -> int:
+        me = psutil.Process()
+        total = 0
+        for process in (me, *me.children(recursive=True)):
+            size, method = self._size(process)
+            if size:
+                self._methods.add(method)
+                total += size
+        self.peak_bytes = max(self.peak_bytes, total)
+        return total
 
-def _size(process: psutil.Process) -> tuple[int, str]:
-    """Bytes of one process and how they were read; 0 bytes if it has ended meanwhile."""
-    try:
-        return _proportional(process.pid), "PSS"
-    except ProcessLookupError:
-        return 0, "PSS"
-    except OSError:  # no such file (not Linux, or ended) or not ours to read
+    def _size(self, process: psutil.Process) -> tuple[int, str]:
+        """Bytes of one process and how they were read; 0 bytes if it has ended meanwhile."""
         try:
-            return process.memory_info().rss, "RSS"
-        except psutil.Error:
-            return 0, "RSS"
+            private = _private(process.pid)
+            if process.pid not in self._shared:
+                self._shared[process.pid] = max(0, _proportional(process.pid) - private)
+            return private + self._shared[process.pid], "PSS"
+        except ProcessLookupError:
+            return 0, "PSS"
+        except OSError:  # no such file (not Linux, or ended) or not ours to read
+            try:
+                return process.memory_info().rss, "RSS"
+            except psutil.Error:
+                return 0, "RSS"
+
+
+def _private(pid: int) -> int:
+    return _field(Path(f"/proc/{pid}/status"), "RssAnon:")
 
 
 def _proportional(pid: int) -> int:
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
+    return _field(Path(f"/proc/{pid}/smaps_rollup"), "Pss:")
+
+
+def _field(file: Path, name: str) -> int:
+    """Bytes of a field given in kB; 0 where it is missing, for a zombie maps nothing."""
+    for line in file.read_text().splitlines():
+        if line.startswith(name):
             return int(line.split()[1]) * _KIB
-    return 0  # a zombie maps nothing
+    return 0

@@ -20,6 +20,7 @@ import numpy as np
 
 from rollforge.algo.config import GRPOConfig
 from rollforge.algo.schedule import Schedule
+from rollforge.buffer.config import BufferConfig
 from rollforge.config import ConfigError, option
 from rollforge.envs.blackjack import exact
 from rollforge.envs.blackjack.codecs import BlackjackCodec
@@ -61,22 +62,23 @@ class EvalConfig:
 class Config(RunConfig):
     """BlackJack's keys and defaults."""
 
-    steps: int = option(60, help="optimizer steps")
+    steps: int = option(100, help="optimizer steps")
     sampling: SamplingConfig = option(SamplingConfig(max_tokens=1), help="an action is one token")
-    rollout: RolloutConfig = option(RolloutConfig(group_size=8, history="last"), help="how hands are played")
+    rollout: RolloutConfig = option(RolloutConfig(group_size=4, history="last"), help="how hands are played")
     train: TrainConfig = option(
-        TrainConfig(learning_rate=1e-4, final_share=0.1, micro_batch_tokens=640), help="the trainer"
+        TrainConfig(learning_rate=1e-4, beta1=0.5, final_share=0.1, micro_batch_tokens=320), help="the trainer"
     )
     algo: GRPOConfig = option(
         GRPOConfig(
             advantage="group_center",
             baseline="turn",
             filter_zero_variance=False,
-            legal_coef=Schedule(start=0.05, end=0.01),
+            legal_coef=Schedule(start=0.2, end=0.03),
         ),
         help="GRPO with centred advantages, anchor states, and a regulariser that keeps both actions alive",
     )
-    loop: LoopConfig = option(LoopConfig(groups_per_step=64, evaluate_every=10), help="batches and evaluation")
+    buffer: BufferConfig = option(BufferConfig(max_staleness=0), help="the replay buffer")
+    loop: LoopConfig = option(LoopConfig(groups_per_step=128, evaluate_every=20), help="batches and evaluation")
     hands: HandsConfig = option(HandsConfig(), help="which hands are dealt")
     env: OpenEnvConfig = option(
         OpenEnvConfig(max_sessions=512), help="the OpenEnv server; without a url one is started"
@@ -162,7 +164,7 @@ class Blackjack:
         metrics = {
             "eval/exact": _mean_value(greedy),
             "eval/sampled": _mean_value(policies),
-            "eval/best_play_share": float(right[:, exact.margins() >= 0.05].mean()),
+            "eval/best_play_share": float(right[:, exact.margins() >= exact.CLEAR].mean()),
             "eval/legal_mass": float(1 - policies[:, 0, :, exact.OTHER].mean()),
         }
         if version in (0, self.config.steps) and self.config.eval.hands:

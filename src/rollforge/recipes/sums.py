@@ -6,8 +6,8 @@ Held-out sums never appear in training, neither as a question nor as an example.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ import numpy as np
 from rollforge.config import ConfigError, option
 from rollforge.data.sums import STOP, sums
 from rollforge.envs.rewards import ExactAnswer
-from rollforge.envs.single_turn import SingleTurn
+from rollforge.envs.single_turn import SingleTurns
 from rollforge.loop.config import LoopConfig
 from rollforge.recipes._base import RunConfig, SamplingConfig
 from rollforge.rollout.config import RolloutConfig
@@ -48,21 +48,6 @@ class Config(RunConfig):
             raise ConfigError(f"held_out_prompts is {self.held_out_prompts}; it must be at least 1.")
 
 
-class LocalSums:
-    """types.EnvironmentPool: the environment is an object beside the worker."""
-
-    async def check(self) -> None:
-        """Always there."""
-
-    @asynccontextmanager
-    async def session(self) -> AsyncIterator[SingleTurn]:
-        """An environment of one's own."""
-        yield SingleTurn(ExactAnswer())
-
-    async def close(self) -> None:
-        """Nothing to let go of."""
-
-
 class Sums:
     """The task: questions, an exact reward, greedy accuracy on held-out sums."""
 
@@ -79,7 +64,7 @@ class Sums:
         return RoleSpec(name="prompts", target="rollforge.data.sums:sums", kwargs={"seed": self.config.seed})
 
     async def environments(self, stack: AsyncExitStack, log: Path) -> EnvironmentPool:
-        return LocalSums()
+        return SingleTurns(ExactAnswer())
 
     async def evaluate(self, served: Served, version: int) -> Metrics:
         """Greedy accuracy on held-out sums."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections import Counter
+
 import pytest
 
 from rollforge.config import ConfigError, UserError
 from rollforge.envs.blackjack.game import STATES, describe
 from rollforge.envs.blackjack.hands import Hands, HandsConfig
 
-CONFIG = HandsConfig(examples=2, deals_per_examples=3, shoes_per_deal=2)
+CONFIG = HandsConfig(examples=2, first_deals=0, deals_per_examples=3, shoes_per_deal=2)
 
 
 def test_neighbours_share_examples_and_deals_but_never_a_shoe() -> None:
@@ -21,15 +24,41 @@ def test_neighbours_share_examples_and_deals_but_never_a_shoe() -> None:
     assert len({hand.task["shoe"] for hand in hands}) == 12
 
 
-def test_example_lines_are_real_states_that_offer_both_actions() -> None:
-    lines = Hands(HandsConfig(examples=4), seed=3).examples(0).splitlines()
-    assert lines[0] == "Blackjack."
-    known = {describe(state) for state in STATES}
-    assert len(lines) == 5
-    for line in lines[1:]:
-        state, _, actions = line.partition(": ")
-        assert f"{state}:" in known
-        assert actions == "hit or stand"
+def test_a_first_phase_keeps_its_examples_and_then_they_change() -> None:
+    first = Hands(dataclasses.replace(CONFIG, first_deals=4), seed=1)
+    texts = [first.at(k).text for k in range(20)]
+    assert [text == texts[0] for text in texts] == [True] * 8 + [False] * 12
+    assert len(set(texts[8:14])) == 1
+    assert len(set(texts[14:])) == 1
+    assert len(set(texts)) == 3
+
+
+def _lines(examples: str) -> list[tuple[str, str]]:
+    title, *lines = examples.splitlines()
+    assert title == "Blackjack."
+    pairs = [line.split(": ") for line in lines]
+    return [(f"{state}:", action) for state, action in pairs]
+
+
+def test_example_lines_are_real_states_spread_over_the_totals() -> None:
+    totals = {describe(state): state.total for state in STATES}
+    ordered = sorted(totals.values())
+    for number in range(50):
+        drawn = sorted(totals[state] for state, _ in _lines(Hands(HandsConfig(examples=4), seed=3).examples(number)))
+        bands = [ordered[k * 70 : (k + 1) * 70] for k in range(4)]
+        assert all(total in band for total, band in zip(drawn, bands, strict=True))
+
+
+def test_example_actions_are_balanced_and_say_nothing_about_the_hand() -> None:
+    hits: Counter[int] = Counter()
+    hands = Hands(HandsConfig(examples=6), seed=3)
+    for number in range(400):
+        lines = _lines(hands.examples(number))
+        assert sorted(action for _, action in lines) == ["hit"] * 3 + ["stand"] * 3
+        by_total = sorted(lines, key=lambda line: int(line[0].split()[1]))
+        hits.update(rank for rank, (_, action) in enumerate(by_total) if action == "hit")
+    # 400 draws at even odds: 200 each, and four standard deviations are 40
+    assert all(160 <= hits[rank] <= 240 for rank in range(6))
 
 
 @pytest.mark.parametrize(("seed", "stream"), [(1, "held-out"), (2, "train")])
@@ -56,7 +85,9 @@ async def test_a_position_of_another_seed_is_refused() -> None:
         await Hands(CONFIG, 6).restore(await Hands(CONFIG, 5).state())
 
 
-@pytest.mark.parametrize("bad", [{"examples": -1}, {"shoes_per_deal": 0}, {"deals_per_examples": 0}])
+@pytest.mark.parametrize(
+    "bad", [{"examples": -1}, {"first_deals": -1}, {"shoes_per_deal": 0}, {"deals_per_examples": 0}]
+)
 def test_bad_numbers_are_named(bad: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=rf"hands\.{next(iter(bad))} is"):
         HandsConfig(**bad)

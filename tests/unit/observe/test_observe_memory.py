@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,31 @@ def test_a_process_that_ended_meanwhile_is_not_an_error(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(memory, "_proportional", gone)
     assert MemoryWatch().sample() == 0
+
+
+def test_shares_are_read_rarely_and_private_growth_is_seen_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+
+    def slow(pid: int) -> int:
+        read.append(pid)
+        time.sleep(0.05)  # as reading the shares of some GB takes
+        return 0
+
+    monkeypatch.setattr(memory, "_proportional", slow)
+    child = holder(1)
+    try:
+        with MemoryWatch(interval=0.01) as watch:
+            before, shares_read = watch.peak_bytes, len(read)
+            held = bytearray(b"x") * (100 * MIB)
+            for _ in range(300):  # far less than the twenty seconds after which shares would be read again
+                if watch.peak_bytes - before > 90 * MIB:
+                    break
+                watch._stop.wait(0.01)
+            assert watch.peak_bytes - before > 90 * MIB
+            assert len(held) == 100 * MIB
+            assert len(read) == shares_read
+    finally:
+        release(child)
 
 
 def test_the_thread_samples_and_ends() -> None:

@@ -22,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rollforge.envs.blackjack.exact import (
+    CLEAR,
     HIT,
     INDEX,
     STAND,
@@ -34,8 +35,6 @@ from rollforge.envs.blackjack.exact import (
 )
 from rollforge.envs.blackjack.game import DEALER_CARDS, State, card_name
 
-CLEAR = 0.05
-"""A choice is clear where the best action gains at least this much reward over the other."""
 STAND_COLOUR, EVEN_COLOUR, HIT_COLOUR = (49, 104, 150), (247, 245, 240), (217, 112, 38)
 INK, WRONG = "#22262b", "#c2112b"
 ROWS = {False: range(21, 3, -1), True: range(21, 11, -1)}

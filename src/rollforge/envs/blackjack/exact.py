@@ -23,6 +23,8 @@ Values = npt.NDArray[np.float64]
 HIT, STAND, OTHER = 0, 1, 2
 CHANCE = {card: (4 if card == 10 else 1) / 13 for card in range(1, 11)}
 INDEX = {state: i for i, state in enumerate(STATES)}
+CLEAR = 0.05
+"""A choice is clear where the best action gains at least this much reward over the other."""
 
 
 def expected_reward(policy: Values, after_notice: Values | None = None, penalty: float = PENALTY) -> float:

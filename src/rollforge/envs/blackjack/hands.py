@@ -35,9 +35,9 @@ class HandsConfig:
     """Which hands are dealt."""
 
     examples: int = option(6, help="example lines before a hand")
-    first_deals: int = option(0, help="deals under the first examples, before others come")
-    deals_per_examples: int = option(8, help="deals that share their examples afterwards")
-    shoes_per_deal: int = option(4, help="groups that share a deal and differ in the cards that follow")
+    first_deals: int = option(2560, help="deals under the first examples, before others come")
+    deals_per_examples: int = option(32, help="deals that share their examples afterwards")
+    shoes_per_deal: int = option(2, help="groups that share a deal and differ in the cards that follow")
 
     def __post_init__(self) -> None:
         for name in ("deals_per_examples", "shoes_per_deal"):
