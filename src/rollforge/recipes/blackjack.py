@@ -164,7 +164,7 @@ class Blackjack:
         metrics = {
             "eval/exact": _mean_value(greedy),
             "eval/sampled": _mean_value(policies),
-            "eval/best_play_share": float(right[:, exact.margins() >= exact.CLEAR].mean()),
+            "eval/best_play_share": float(right[:, exact.clear_choices()].mean()),
             "eval/legal_mass": float(1 - policies[:, 0, :, exact.OTHER].mean()),
         }
         if version in (0, self.config.steps) and self.config.eval.hands:

@@ -58,7 +58,6 @@ def test_a_descendants_memory_counts_and_the_peak_stays(behind_a_shell: bool) ->
     assert watch.peak_bytes == during
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="proportional shares exist on Linux only")
 def test_pages_shared_by_processes_count_once(tmp_path: Path) -> None:
     path = tmp_path / "weights"
     path.write_bytes(b"w" * (64 * MIB))

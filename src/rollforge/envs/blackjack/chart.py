@@ -22,15 +22,14 @@ from rich.table import Table
 from rich.text import Text
 
 from rollforge.envs.blackjack.exact import (
-    CLEAR,
     HIT,
     INDEX,
     STAND,
     Values,
     best_actions,
+    clear_choices,
     expected_reward,
     greedy,
-    margins,
     reference_lines,
 )
 from rollforge.envs.blackjack.game import DEALER_CARDS, State, card_name
@@ -69,7 +68,7 @@ class Reading:
     @property
     def summary(self) -> str:
         """One line: the exact reward and how many states differ from the best play, clear choices apart."""
-        clear = int(np.sum(self.wrong & (margins() >= CLEAR)))
+        clear = int(np.sum(self.wrong & clear_choices()))
         return f"{self.reward:+.3f} per hand; {int(self.wrong.sum())} of 280 differ ({clear} clear)"
 
 
@@ -139,7 +138,7 @@ def _draw_block(axes: Any, reading: Reading, soft: bool) -> None:
     """One block of cells, hard or soft."""
     from matplotlib.patches import Rectangle
 
-    totals, clear = ROWS[soft], margins() >= CLEAR
+    totals, clear = ROWS[soft], clear_choices()
     for y, total in enumerate(totals):
         for x, i in enumerate(_row(total, soft)):
             hit = float(reading.hits[i])

@@ -71,6 +71,11 @@ def margins() -> Values:
     return np.abs(hit_values(best_values()) - stand_values())
 
 
+def clear_choices() -> npt.NDArray[np.bool_]:
+    """Whether the best action gains at least `CLEAR` over the other one, [280]."""
+    return margins() >= CLEAR
+
+
 def policy_of(hits: Callable[[State], float]) -> Values:
     """The policy [280, 3] that hits with this probability and stands otherwise."""
     chance = np.array([hits(state) for state in STATES], dtype=np.float64)

@@ -56,8 +56,9 @@ class EngineModel:
         # A tied head is published as the embedding; its packed copy follows.
         self._tied = [(packed, embedding) for name, packed in self._packed.items() if plain[name] is embedding]
         self._plain = {name: tensor for name, tensor in plain.items() if name not in self._packed}
-        for tensor in self._plain.values():  # as loaded they are views of the file, which would stay mapped
-            tensor.data = tensor.data.clone()
+        if self._packed:  # these few are views of the weight file as loaded, and would keep the whole of it mapped
+            for tensor in self._plain.values():
+                tensor.data = tensor.data.clone()
         # Within a sliding window its attention is the full attention that is computed here.
         window = getattr(config, "sliding_window", None) or config.max_position_embeddings
         self.context_limit: int = min(config.max_position_embeddings, window)
