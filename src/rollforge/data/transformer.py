@@ -93,7 +93,9 @@ def grouped_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, s
     mask = mask.unsqueeze(-3)
     if shared > 1:
         mask = mask.repeat(*[1] * (mask.ndim - 2), shared, 1)
-    out = torch.nn.functional.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scale)
+    # Only with a batch dimension does torch take its fused kernels, which hold no matrix of scores.
+    inputs = (x.unsqueeze(0) if x.ndim == 3 else x for x in (folded, key, value))
+    out = torch.nn.functional.scaled_dot_product_attention(*inputs, attn_mask=mask, scale=scale)
     return out.reshape(query.shape)
 
 

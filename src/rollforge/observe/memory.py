@@ -8,7 +8,7 @@ sum of shares is the memory really held. Where shares cannot be read, RSS is sum
 /dev/shm that no process maps belongs to no process and is not counted.
 
 Reading the shares walks the page tables of a process (100 ms for some GB) and holds up its own page faults meanwhile.
-So they are read rarely, and in between only the private pages are, which the kernel counts and which make the peaks.
+So they are read rarely: now and then, and whenever the private pages, which the kernel counts, hint at a new peak.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ import psutil
 
 _KIB = 1024
 _FULL_SHARE = 0.005
-"""The share of the time that goes into reading shares, at most."""
+"""The share of the time that goes into reading shares without a hint."""
+_RISE = 1.005
+"""How far above the peak the sum must seem to be read anew."""
 
 
 class MemoryWatch:
@@ -64,6 +66,7 @@ class MemoryWatch:
         started = time.monotonic()
         self._shared.clear()
         total = self._add_up()
+        self.peak_bytes = max(self.peak_bytes, total)
         ended = time.monotonic()
         self._full_at = ended + (ended - started) / _FULL_SHARE
         return total
@@ -76,12 +79,11 @@ class MemoryWatch:
 
     def _watch(self) -> None:
         while not self._stop.wait(self._interval):
-            if time.monotonic() < self._full_at:
-                self._add_up()
-            else:
+            if time.monotonic() > self._full_at or self._add_up() > _RISE * self.peak_bytes:
                 self.sample()
 
     def _add_up(self) -> int:
+        """The sum, with the shares as last read."""
         me = psutil.Process()
         total = 0
         for process in (me, *me.children(recursive=True)):
@@ -89,7 +91,6 @@ class MemoryWatch:
             if size:
                 self._methods.add(method)
                 total += size
-        self.peak_bytes = max(self.peak_bytes, total)
         return total
 
     def _size(self, process: psutil.Process) -> tuple[int, str]:

@@ -66,7 +66,7 @@ class Config(RunConfig):
     sampling: SamplingConfig = option(SamplingConfig(max_tokens=1), help="an action is one token")
     rollout: RolloutConfig = option(RolloutConfig(group_size=4, history="last"), help="how hands are played")
     train: TrainConfig = option(
-        TrainConfig(learning_rate=1e-4, beta1=0.5, final_share=0.1, micro_batch_tokens=320), help="the trainer"
+        TrainConfig(learning_rate=1e-4, beta1=0.5, final_share=0.1, micro_batch_tokens=256), help="the trainer"
     )
     algo: GRPOConfig = option(
         GRPOConfig(

@@ -33,14 +33,15 @@ class PrefixCache:
     def __init__(self, shape: Shape, capacity: int) -> None:
         self._shape = shape
         self._capacity = capacity
+        # All of it at once: growing would hold the old and the new, and a CPU gives pages only as they are written.
+        self.keys_YCKD, self.values_YCKD = self._allocate(capacity), self._allocate(capacity)
         self.clear()
 
     def clear(self) -> None:
-        """Forgets everything, the memory included: called for new weights and when the cache is full."""
+        """Forgets everything: called for new weights and when the cache is full."""
         self._children: dict[tuple[int, int], int] = {}
         self._ends: dict[int, Tensor] = {}
         self.size = 0
-        self.keys_YCKD, self.values_YCKD = self._allocate(0), self._allocate(0)
 
     def _allocate(self, nodes: int) -> Tensor:
         s = self._shape
@@ -74,9 +75,9 @@ class PrefixCache:
         return nodes
 
     def _grow(self) -> None:
-        have = self.keys_YCKD.shape[1]
-        if self.size > have:
-            more = max(self.size, min(2 * have, self._capacity)) - have
+        """The step that fills the cache may go beyond its capacity."""
+        more = self.size - self.keys_YCKD.shape[1]
+        if more > 0:
             self.keys_YCKD = torch.cat([self.keys_YCKD, self._allocate(more)], 1)
             self.values_YCKD = torch.cat([self.values_YCKD, self._allocate(more)], 1)
 
