@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from rollforge.algo.schedule import Schedule
 from rollforge.buffer.config import BufferConfig
 from rollforge.config import ConfigError, option
 from rollforge.envs.blackjack import exact
-from rollforge.envs.blackjack.codecs import BlackjackCodec
+from rollforge.envs.blackjack.codecs import BlackjackCodec, OpenSpielBlackjackCodec
 from rollforge.envs.blackjack.game import ACTIONS, STATES, describe, read_action, remind
 from rollforge.envs.blackjack.hands import Hands, HandsConfig
 from rollforge.envs.config import OpenEnvConfig
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 SUMMARY = "SmolLM2 learns hit and stand from played hands (OpenEnv server, exact evaluation, chart)"
 CHART, POLICIES = "chart.png", "policies.json"
+CODECS = {"rollforge": BlackjackCodec, "openspiel": OpenSpielBlackjackCodec}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,7 @@ class EvalConfig:
     examples: int = option(
         2, help="sets of example lines, none seen in training, that the exact value is averaged over"
     )
-    hands: int = option(200, help="held-out hands played before and after; 0: none")
+    hands: int = option(200, help="held-out hands played at each evaluation; 0: none")
 
     def __post_init__(self) -> None:
         if self.examples < 1 or self.hands < 0:
@@ -83,6 +84,9 @@ class Config(RunConfig):
     env: OpenEnvConfig = option(
         OpenEnvConfig(max_sessions=512), help="the OpenEnv server; without a url one is started"
     )
+    server: Literal["rollforge", "openspiel"] = option(
+        "rollforge", help="whose server it is: ours, or the public openspiel_env, which deals at random"
+    )
     eval: EvalConfig = option(EvalConfig(), help="how a policy is judged")
 
     def __post_init__(self) -> None:
@@ -96,6 +100,12 @@ class Config(RunConfig):
             raise ConfigError(
                 f"env.max_sessions is {self.env.max_sessions} and rollout.group_size {self.rollout.group_size}, but a "
                 "group begins together and needs a session for each of its rollouts. Raise env.max_sessions."
+            )
+        if self.server == "openspiel" and (not self.env.url or self.rollout.same_start):
+            raise ConfigError(
+                f"server is openspiel, env.url {self.env.url!r} and rollout.same_start {self.rollout.same_start}, but "
+                "that server is not started here, and it deals every rollout of a group another hand. Set env.url to "
+                "where it runs, and rollout.same_start to false."
             )
         self._check_sizes()
 
@@ -126,7 +136,8 @@ class Blackjack:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.server_pid: int | None = None
-        self._held_out = Hands(replace(config.hands, first_deals=0), config.seed, "held-out")
+        self._seeded = config.server == "rollforge"
+        self._held_out = Hands(replace(config.hands, first_deals=0), config.seed, "held-out", self._seeded)
         self._policies: list[exact.Values] = []
         self._ids: list[list[int]] | None = None
 
@@ -136,7 +147,7 @@ class Blackjack:
         return RoleSpec(
             name="prompts",
             target="rollforge.envs.blackjack.hands:Hands",
-            kwargs={"config": self.config.hands, "seed": self.config.seed},
+            kwargs={"config": self.config.hands, "seed": self.config.seed, "seeded": self._seeded},
         )
 
     async def environments(self, stack: AsyncExitStack, log: Path) -> EnvironmentPool:
@@ -148,49 +159,52 @@ class Blackjack:
             stack.callback(server.close)
             self.server_pid = server.pid
             env = replace(env, url=server.url)
-        async with OpenEnvPool(env, BlackjackCodec) as pool:
+        codec = CODECS[self.config.server]
+        async with OpenEnvPool(env, codec) as pool:
             await pool.check()  # before a model is loaded
-        return OpenEnvPool(env, BlackjackCodec)
+        return OpenEnvPool(env, codec)
 
     async def evaluate(self, served: Served, version: int) -> Metrics:
-        """Exact values (averaged over held-out examples) and, before and after training, hands played greedily."""
+        """Exact values, averaged over held-out examples, and the mean reward of held-out hands played greedily."""
         if self._ids is None:
             words = await served.worker.vocabulary()
             self._ids = [[i for i, word in enumerate(words) if read_action(word) == action] for action in ACTIONS]
         found = [await self._policy(served, number) for number in range(self.config.eval.examples)]
         policies, greedy = (np.stack(parts) for parts in zip(*found, strict=True))
         self._policies = [*self._policies[:1], policies.mean(0)[0]]
-        right = greedy[:, 0, :, exact.HIT] == exact.best_actions()
+        right = np.where(exact.best_actions(), greedy[:, 0, :, exact.HIT], greedy[:, 0, :, exact.STAND])
         metrics = {
             "eval/exact": _mean_value(greedy),
             "eval/sampled": _mean_value(policies),
             "eval/best_play_share": float(right[:, exact.clear_choices()].mean()),
             "eval/legal_mass": float(1 - policies[:, 0, :, exact.OTHER].mean()),
         }
-        if version in (0, self.config.steps) and self.config.eval.hands:
+        if self.config.eval.hands:
             metrics["eval/played"] = await self._play(served)
         return metrics
 
     async def _policy(self, served: Served, number: int) -> tuple[exact.Values, exact.Values]:
         """(probabilities, greedy choices), each [2, 280, 3]: of fresh states, and of the answer to a notice.
 
-        A probability is the sum over all tokens that read as the action.
+        A probability is the sum over all tokens that read as the action, at the temperature of the rollouts.
         """
         assert self._ids is not None
         examples = self._held_out.examples(number)
         lines = [describe(state) for state in STATES]
         prompts = [Prompt(id="", text=examples + line) for line in [*lines, *map(remind, lines)]]
         hits, stands = self._ids
-        answers = await served.worker.complete(
-            prompts, Sampling(temperature=0, max_tokens=1, logprob_ids=(*hits, *stands))
-        )
+        asked = Sampling(temperature=0, max_tokens=1, logprob_ids=(*hits, *stands))
+        greedy = await served.worker.complete(prompts, asked)
+        temperature = self.config.sampling.temperature
+        at_one = temperature == 1  # then a greedy answer comes with the right chances
+        sampled = greedy if at_one else await served.worker.complete(prompts, replace(asked, temperature=temperature))
         # A tokenizer may have no token that reads as an action: then no such logarithms come, and all chances are 0.
-        found = [[] if answer.extra_logprobs is None else answer.extra_logprobs[0] for answer in answers]
+        found = [[] if answer.extra_logprobs is None else answer.extra_logprobs[0] for answer in sampled]
         chances = np.exp(np.stack(found, dtype=np.float64))
         hit, stand = chances[:, : len(hits)].sum(1), chances[:, len(hits) :].sum(1)
         probabilities = np.stack([hit, stand, np.maximum(0.0, 1 - hit - stand)], axis=1)
         probabilities /= probabilities.sum(1, keepdims=True)
-        tokens = [int(answer.token_ids[0]) for answer in answers]
+        tokens = [int(answer.token_ids[0]) for answer in greedy]
         choices = [exact.HIT if t in hits else exact.STAND if t in stands else exact.OTHER for t in tokens]
         shape = (2, len(STATES), 3)
         return probabilities.reshape(shape), np.eye(3)[choices].reshape(shape)
@@ -221,7 +235,7 @@ class Blackjack:
             rows=[
                 row("expected reward per hand, exact (greedy)", "exact"),
                 row("  the same when sampling", "sampled"),
-                row(f"  played on {self.config.eval.hands} held-out deals", "played"),
+                row(f"  played, {self.config.eval.hands} {'held-out' if self._seeded else 'random'} deals", "played"),
                 row("share of clear choices that are right", "best_play_share"),
                 row("probability of a readable action", "legal_mass"),
                 *((f"for comparison: {name}", None, value) for name, value in lines.items()),

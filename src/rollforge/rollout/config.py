@@ -17,6 +17,9 @@ class RolloutConfig:
     history: Literal["full", "last"] = option(
         "full", help="what the model sees of earlier turns: all of them, or none (the observation says it all)"
     )
+    same_start: bool = option(
+        True, help="a group's episodes begin alike, and their first turn is one request; false: each may begin anew"
+    )
     retries: int = option(1, help="how often a failed episode is played again before it is dropped")
     time_limit_s: float = option(600.0, help="seconds after which an episode counts as failed")
 

@@ -122,7 +122,7 @@ class EpisodeWorker:
         """One episode of a group; a second try samples its first turn by itself."""
 
         async def sample(turn: int, prompt_ids: IntArray) -> Completion:
-            if turn == 0:
+            if turn == 0 and self._config.same_start:
                 first.compare(prompt_ids)
                 if first.expects(at):
                     return await first.join(at)
@@ -227,7 +227,10 @@ class _FirstTurn:
         if self._opening is None:
             self._opening = prompt_ids
         elif not np.array_equal(self._opening, prompt_ids):
-            raise ValueError("episodes of one prompt began with different observations: they cannot be compared")
+            raise ValueError(
+                "episodes of one prompt began with different observations: they cannot be compared; for an environment "
+                "that cannot begin alike, set rollout.same_start to false"
+            )
 
     def expects(self, member: int) -> bool:
         """Whether the member has neither joined nor left."""

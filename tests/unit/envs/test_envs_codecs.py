@@ -86,10 +86,14 @@ def test_a_seed_that_the_public_server_would_ignore_is_refused() -> None:
         OpenSpielBlackjackCodec().reset({"seed": 7})
 
 
-def test_another_layout_is_refused() -> None:
+def test_another_servers_layout_is_refused_with_what_to_set() -> None:
     payload = {"info_state": [0.0] * 188, "legal_actions": [0, 1]}
-    with pytest.raises(ValueError, match="189"):
+    with pytest.raises(UserError, match=r"188 floats.*189.*OPENSPIEL_GAME"):
         OpenSpielBlackjackCodec().observation(payload, None, False)
+    with pytest.raises(UserError, match=r"0 floats.*server to rollforge"):
+        OpenSpielBlackjackCodec().observation({"text": "Hand 4 hard, dealer 2:"}, None, False)
+    with pytest.raises(UserError, match=r"info_state, legal_actions and no text.*server to openspiel"):
+        BlackjackCodec().observation(payload, None, False)
 
 
 def test_our_own_fields_become_text_actions_and_info() -> None:

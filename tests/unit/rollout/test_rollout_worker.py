@@ -206,6 +206,14 @@ async def test_different_beginnings_cannot_be_compared(tiny_model: Path) -> None
         await run(make(tiny_model, FakePolicy(), pool, retries=1))
 
 
+async def test_where_they_are_expected_different_beginnings_are_sampled_each_by_itself(tiny_model: Path) -> None:
+    policy, pool = FakePolicy(), FakePool(lambda number: Observation(f"go {number}"))
+    group = await run(make(tiny_model, policy, pool, same_start=False))
+    assert group.failures == ()
+    assert len({prompt for prompt, _, _ in policy.requests}) == 3
+    assert len({sampling.seed for _, sampling, _ in policy.requests}) == 3
+
+
 async def test_an_episode_that_is_over_at_its_reset_is_a_failure(tiny_model: Path) -> None:
     pool = FakePool(lambda number: Observation("over", reward=1.0, done=True))
     with pytest.raises(RolloutFailed, match="before the model could say anything"):

@@ -28,6 +28,11 @@ class BlackjackCodec:
         return {"text": text}
 
     def observation(self, observation: Mapping[str, Any], reward: float | None, done: bool) -> Observation:
+        if "text" not in observation:
+            raise UserError(
+                f"The server at env.url is not Rollforge's BlackJack: it answers {', '.join(observation)} and no text. "
+                "For the public openspiel_env server set server to openspiel; else set env.url to another server."
+            )
         info = {name: value for name, value in observation.items() if name not in ("text", "legal_actions")}
         return Observation(observation["text"], reward, done, tuple(observation["legal_actions"]), info)
 
@@ -65,7 +70,7 @@ class OpenSpielBlackjackCodec:
         return {"action_id": ACTIONS.index(verdict), "game_name": "blackjack"}
 
     def observation(self, observation: Mapping[str, Any], reward: float | None, done: bool) -> Observation:
-        flags = observation["info_state"]
+        flags = observation.get("info_state", ())
         cards, dealer = _cards(flags, OPEN_SPIEL_PLAYER), _cards(flags, OPEN_SPIEL_DEALER)
         state = State(*count(cards), _cards(flags, OPEN_SPIEL_UP)[0])
         self._line = conclude(state.total, count(dealer)[0]) if done else describe(state)
@@ -76,8 +81,11 @@ class OpenSpielBlackjackCodec:
 
 
 def _cards(flags: Sequence[float], start: int) -> list[int]:
-    """The values of the cards whose flags are set in the 52 places from `start`. Raises ValueError for another
+    """The values of the cards whose flags are set in the 52 places from `start`. Raises UserError for another
     layout."""
     if len(flags) != OPEN_SPIEL_SIZE:
-        raise ValueError(f"OpenSpiel's BlackJack has {OPEN_SPIEL_SIZE} floats, this observation {len(flags)}")
+        raise UserError(
+            f"The server at env.url answers with {len(flags)} floats, OpenSpiel's BlackJack with {OPEN_SPIEL_SIZE}. "
+            "Start openspiel_env with OPENSPIEL_GAME=blackjack, or set server to rollforge if it is Rollforge's own."
+        )
     return [min(10, 1 + place % 13) for place in range(52) if flags[start + place]]

@@ -50,10 +50,11 @@ class HandsConfig:
 
 class Hands:
     """types.PromptSource: endless hands, the k-th a pure function of (`stream`, seed, k). Different streams, such as
-    `train` and `held-out`, have neither examples nor hands in common."""
+    `train` and `held-out`, have neither examples nor hands in common. Not `seeded`, they leave the cards to the
+    server."""
 
-    def __init__(self, config: HandsConfig, seed: int, stream: str = "train") -> None:
-        self._config, self._seed, self._stream = config, seed, stream
+    def __init__(self, config: HandsConfig, seed: int, stream: str = "train", seeded: bool = True) -> None:
+        self._config, self._seed, self._stream, self._seeded = config, seed, stream, seeded
         self._position = 0
 
     async def draw(self) -> Prompt:
@@ -79,14 +80,12 @@ class Hands:
     def at(self, position: int) -> Prompt:
         """The hand with this number."""
         deal = position // self._config.shoes_per_deal
-        return Prompt(
-            id=f"{self._stream}-{position}",
-            text=self.examples(self._examples_of(deal)),
-            task={
-                "seed": self._random("deal", deal).getrandbits(48),
-                "shoe": self._random("shoe", position).getrandbits(48),
-            },
-        )
+        cards = {
+            "seed": self._random("deal", deal).getrandbits(48),
+            "shoe": self._random("shoe", position).getrandbits(48),
+        }
+        text = self.examples(self._examples_of(deal))
+        return Prompt(id=f"{self._stream}-{position}", text=text, task=cards if self._seeded else {})
 
     def examples(self, number: int) -> str:
         """The example lines with this number."""
