@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from rollforge.cli.recipe import available
@@ -17,12 +19,14 @@ def kinds(key: Key) -> list[str]:
     return key.type.split(" or ")
 
 
-def refused(recipe: str, key: Key, value: str) -> None:
+def refused_by_name(recipe: str, key: Key, value: str) -> bool:
+    """Whether the value is refused with an error that names the key."""
     section, _, last = key.key.rpartition(".")
     is_part = section in SCHEDULES
-    named = rf"{section.partition('.')[2]} is|schedule {last} is" if is_part else rf"{last} is"
-    with pytest.raises(ConfigError, match=named):
+    with pytest.raises(ConfigError) as error:
         load(RECIPES[recipe], None, [*([(f"{section}.start", "0")] if is_part else []), (key.key, value)])
+    named = rf"{section.partition('.')[2]} is|schedule {last} is" if is_part else rf"{last} is"
+    return re.search(named, str(error.value)) is not None
 
 
 def test_every_key_has_its_help() -> None:
@@ -34,14 +38,14 @@ def test_every_key_has_its_help() -> None:
     [pytest.param(r, k, id=f"{r}-{k.key}") for r, k in EVERY_KEY if {"int", "float"} & set(kinds(k))],
 )
 def test_no_number_may_be_negative(recipe: str, key: Key) -> None:
-    refused(recipe, key, "-1")
+    assert refused_by_name(recipe, key, "-1")
 
 
 @pytest.mark.parametrize(
     ("recipe", "key"), [pytest.param(r, k, id=f"{r}-{k.key}") for r, k in EVERY_KEY if "float" in kinds(k)]
 )
 def test_no_number_may_be_nan(recipe: str, key: Key) -> None:
-    refused(recipe, key, "nan")
+    assert refused_by_name(recipe, key, "nan")
 
 
 @pytest.mark.parametrize(
