@@ -34,8 +34,8 @@ class SamplingConfig:
     def __post_init__(self) -> None:
         if not 0 < self.temperature < math.inf:
             raise ConfigError(
-                f"sampling.temperature is {self.temperature}; rollouts to learn from need a finite number above 0 "
-                "(1 is usual)."
+                f"sampling.temperature is {self.temperature}; rollouts to learn from need more than 0, and less than "
+                "infinity (1 is usual)."
             )
         if self.max_tokens < 1:
             raise ConfigError(f"sampling.max_tokens is {self.max_tokens}; it must be at least 1.")
