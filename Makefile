@@ -13,8 +13,11 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	"$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python" && break; \
 	done)
 
-# With a GPU at hand, torch's default build; without one, a CPU build is taken wherever pip finds one.
-TORCH = torch==2.13.0$(shell nvidia-smi >/dev/null 2>&1 && echo ',!=2.13.0+cpu')
+# PyPI's torch brings the libraries of CUDA, several GB. Without a GPU the CPU build of PyTorch's own index is taken. That is asked for
+# a moment first: pip would ask an index out of reach again and again, for every package.
+TORCH := torch==2.13.0
+CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+CPU_INDEX_ANSWERS = timeout 10 $(BIN)/python -c 'import urllib.request as r; r.urlopen("$(CPU_INDEX)/torch/", timeout=5)' 2>/dev/null
 
 PIP := PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip -qq install --no-compile -c constraints.txt
 
@@ -30,8 +33,17 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Rollforge needs Python 3.11 or newer with its venv module (on Debian: apt-get install" \
 		"python3-venv). Install it, or say where one is: make setup PYTHON=/path/to/python3" >&2; exit 2; }
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
-	@echo "[1/3] $(TORCH)"
-	@$(PIP) '$(TORCH)'
+	@if nvidia-smi >/dev/null 2>&1; then \
+		echo "[1/3] $(TORCH), a CUDA build for the GPU here"; \
+		$(PIP) '$(TORCH),!=2.13.0+cpu'; \
+	elif $(CPU_INDEX_ANSWERS); then \
+		echo "[1/3] $(TORCH), the CPU build of $(CPU_INDEX)"; \
+		$(PIP) --extra-index-url '$(CPU_INDEX)' '$(TORCH)'; \
+	else \
+		echo "[1/3] $(TORCH), whatever build pip finds: $(CPU_INDEX) does not answer. From PyPI it is a CUDA build of several GB"; \
+		$(PIP) '$(TORCH)'; \
+	fi
+	@$(BIN)/python -c 'import importlib.metadata as m; print("      installed: torch", m.version("torch"))'
 	@echo "[2/3] rollforge and what it needs"
 	@$(PIP) -e '.[dev]'
 	@echo "[3/3] SmolLM2-135M-Instruct, the default model"
@@ -54,7 +66,7 @@ bench: setup ## list the benchmarks and run their quick forms
 lint: setup ## style, format, types, and which room may import which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy src $(wildcard benchmarks/*.py)
+	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
 format: setup ## rewrite the code in the house's format

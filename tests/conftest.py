@@ -1,4 +1,6 @@
-"""What holds for every test: no internet, no process left behind; and the model that all loop tests share."""
+"""What holds for every test: no internet, no process left behind, no GPU test where there is no GPU; and the model that
+all loop tests share.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +22,26 @@ TESTS = Path(__file__).parent
 TIERS_WITH_PROCESSES = {"integration", "loop"}
 MARK = "ROLLFORGE_TEST"
 SECONDS_TO_LEAVE = 5.0
+
+
+GPU_TESTS = pytest.StashKey[int]()
+"""How many tests were left out for want of a GPU."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves the tests marked `gpu` out where torch finds no CUDA device; the last lines of the run say so."""
+    from rollforge.recipes._base import _has_cuda
+
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and not _has_cuda():
+        config.stash[GPU_TESTS] = len(marked)
+        config.hook.pytest_deselected(items=marked)
+        items[:] = [item for item in items if item not in marked]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if left_out := config.stash.get(GPU_TESTS, 0):
+        terminalreporter.write_line(f"gpu: {left_out} tests deselected, torch finds no CUDA device here", yellow=True)
 
 
 class InternetForbidden(Exception):

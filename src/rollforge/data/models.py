@@ -50,6 +50,12 @@ def resolve(model: str) -> Path:
     return folder.resolve()
 
 
+def lasting_name(model: str) -> str:
+    """What means the same model in whatever folder it is said: an absolute path for a folder, a name as it is."""
+    path = Path(model).expanduser()
+    return str(path.resolve()) if model not in _MADE and path.is_dir() else model
+
+
 def require_chat_template(folder: Path) -> None:
     """Raises UserError when the folder's tokenizer has no chat template; only prompts made of messages need one."""
     if (folder / "chat_template.jinja").is_file() or "chat_template" in _read(folder / "tokenizer_config.json"):

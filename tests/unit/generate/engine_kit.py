@@ -47,13 +47,14 @@ class Bench:
         folder: Path,
         dtype: torch.dtype = torch.float32,
         *,
+        device: str = "cpu",
         max_batch: int = 64,
         max_prefill: int = 512,
         cache_tokens: int = 4096,
         stop_ids: Sequence[int] = (),
     ) -> None:
         renderer = Renderer(folder)
-        self.model = EngineModel(str(folder), dtype, "cpu")
+        self.model = EngineModel(str(folder), dtype, device)
         config = NativeConfig(max_batch=max_batch, max_prefill=max_prefill, cache_tokens=cache_tokens)
         self.engine = Engine(self.model, renderer.decode, frozenset(stop_ids), config)
         self.prefills: list[int] = []

@@ -100,9 +100,9 @@ def batch(samples: Sequence[TrainSample], folder: Path, temperature: float = 1.0
 
 def trainer(folder: Path, algorithm: Any = PLAIN, dtype: str = "float32", **settings: Any) -> PolicyTrainer:
     temperature, total_steps = settings.pop("temperature", 1.0), settings.pop("total_steps", 10)
-    weights = settings.pop("weights", None)
+    weights, device = settings.pop("weights", None), settings.pop("device", "cpu")
     config = TrainConfig(**settings)
-    return PolicyTrainer(str(folder), dtype, "cpu", config, algorithm, total_steps, temperature, weights)
+    return PolicyTrainer(str(folder), dtype, device, config, algorithm, total_steps, temperature, weights)
 
 
 def parameters(trained: PolicyTrainer) -> dict[str, Tensor]:
