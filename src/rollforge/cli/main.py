@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import io
 import os
+import select
 import sys
 import traceback
 from collections.abc import Sequence
@@ -55,12 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _nobody_reads() -> bool:
     """Whether the reader of our output has gone, as `head` does early; then nothing more goes there."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python's own flush at the end must not fail
-        return True
-    return False
+    output = select.poll()
+    output.register(sys.stdout.fileno(), 0)  # an error is told without being asked for
+    if not output.poll(0):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python's own flush at the end must not fail
+    return True
 
 
 def _command(arguments: list[str]) -> int:
