@@ -40,6 +40,12 @@ class UserError(Exception):
     """Bad input: one paragraph that names the field, the value and the remedy. The command line exits with code 2."""
 
 
+class RunFailed(Exception):
+    """What ends a run under way, told in full: what ended, why, and the remedy. The command line adds no traceback and
+    exits with code 1.
+    """
+
+
 class ConfigError(UserError):
     """A configuration that cannot be run as written."""
 

@@ -46,7 +46,8 @@ def test_docs_pages_hold_the_keys_and_results_of_today() -> None:
 def test_docs_example_trains_and_evaluates(tmp_path: Path, tiny_model: Path) -> None:
     out = tmp_path / "run"
     small = ["--rollout.group_size", "4", "--loop.groups_per_step", "4", "--questions", "8", "--threads", "1"]
-    _rollforge("run", str(EXAMPLE), "--model", str(tiny_model), "--steps", str(STEPS), "--out", str(out), *small)
+    told = _rollforge("run", str(EXAMPLE), "--model", str(tiny_model), "--steps", str(STEPS), "--out", str(out), *small)
+    assert f"rollforge eval {EXAMPLE} --model {out / 'model'}" in told
     reader = RunReader(out)
     assert [record["step"] for record in reader.metrics()] == list(range(STEPS))
     evaluated = list(reader.evaluations())

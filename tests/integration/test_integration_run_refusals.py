@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,6 +22,7 @@ import pytest
 from run_command import SMALL_BLACKJACK, SMALL_SUMS, SYNCHRONOUS, TINY, lines
 
 from rollforge.cli.main import main
+from rollforge.envs.server import EnvServer
 
 MOODY = str(Path(__file__).parent / "moody_recipe.py")
 
@@ -149,6 +151,17 @@ def test_an_environment_server_that_is_not_there_is_refused_before_a_model_is_lo
 
 
 @pytest.mark.usefixtures("nothing_heavy")
+def test_a_server_of_ours_that_does_not_start_is_refused_before_a_model_is_loaded(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = partial(EnvServer, "no_such_server")
+    monkeypatch.setattr("rollforge.recipes.blackjack.EnvServer", lambda _, **options: server(**options))
+    err = refused(capsys, "blackjack", *SMALL_BLACKJACK, "--out", str(tmp_path / "run"))
+    assert "The environment server no_such_server" in err
+    assert "did not start. Its last output" in err and "No module named no_such_server" in err
+
+
+@pytest.mark.usefixtures("nothing_heavy")
 def test_an_existing_output_folder_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("mine")
     assert "is not an empty folder" in refused(capsys, "sums", *TINY, "--out", str(tmp_path))
@@ -179,7 +192,7 @@ def test_a_disk_that_fills_up_while_running_ends_the_run_and_spoils_nothing(
     assert "Traceback" not in err
     assert lines(run / "rollouts.jsonl")
     assert "ended by UserError: Could not write" in (run / "log.txt").read_text()
-    assert not (run / "summary.json").exists()
+    assert json.loads((run / "summary.json").read_text())["ended"].startswith("UserError: Could not write")
 
 
 @pytest.mark.parametrize("what", ["curve_png", "export"])
@@ -228,6 +241,7 @@ def test_a_reward_that_raises_too_often_ends_the_run_with_its_cause(
     options = ("--answers-that-raise", "3,4,5,6,7,8,9", "--steps", "50")
     assert main(["run", MOODY, *SMALL_SUMS, *options, "--in-process", "--out", str(run)]) == 1
     err = capsys.readouterr().err
-    assert "TooManyFailures" in err
-    assert "loop.max_failed_share = 0.2 allows; the last one: LookupError: no judge for" in err
+    assert "error: " in err
+    assert "loop.max_failed_share = 0.2 allows." in err
+    assert "The last one: LookupError: no judge for" in err
     assert "TooManyFailures" in (run / "log.txt").read_text()

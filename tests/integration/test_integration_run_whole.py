@@ -52,7 +52,7 @@ def test_a_run_folder_holds_everything(blackjack: tuple[Path, str]) -> None:
     assert [one["step"] for one in lines(folder / "metrics.jsonl")] == [0, 1]
     assert [one["step"] for one in lines(folder / "evaluations.jsonl")] == [0, 2]
     summary = json.loads((folder / "summary.json").read_text())
-    assert (summary["recipe"], summary["interrupted"], summary["failed_episodes"]) == ("blackjack", False, 0)
+    assert (summary["recipe"], summary["ended"], summary["failed_episodes"]) == ("blackjack", "finished", 0)
     assert summary["after"]["eval/exact"] == lines(folder / "evaluations.jsonl")[1]["eval/exact"]
     for picture in ("chart.png", "reward.png"):
         assert (folder / picture).read_bytes().startswith(b"\x89PNG")

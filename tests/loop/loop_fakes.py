@@ -179,9 +179,6 @@ class Recorder:
     async def evaluation(self, step: int, metrics: Metrics) -> None:
         return None
 
-    async def summary(self, data: Mapping[str, Any]) -> None:
-        return None
-
     async def close(self) -> None:
         return None
 

@@ -76,14 +76,15 @@ def _show_summary(console: Console, reader: RunReader) -> None:
 
     metrics, evaluations, summary = list(reader.metrics()), list(reader.evaluations()), reader.summary()
     folder = reader.folder
-    console.print(Text.assemble((str(folder.path), "bold"), f"  {_state(metrics, summary)}"), soft_wrap=True)
+    console.print(Text.assemble((str(folder.path), "bold"), f"  {_visible(_state(metrics, summary))}"), soft_wrap=True)
     if summary is not None:
         results = {name: value for name, value in summary.items() if isinstance(value, str | int | float)}
+        del results["ended"]  # told already
         console.print(_table(["result", "value"], [[name, _number(value)] for name, value in results.items()]))
     for title, records in (("metric", metrics), ("evaluation", evaluations)):
         if records:
             console.print(_first_and_last(title, records))
-    points = [(record["step"], record[_REWARD]) for record in metrics if record.get(_REWARD) is not None]
+    points = [(record["step"] + 1, record[_REWARD]) for record in metrics if record.get(_REWARD) is not None]
     unicode = (sys.stdout.encoding or "").lower().startswith("utf")
     width = min(console.width, 100)
     console.print()
@@ -94,12 +95,12 @@ def _show_summary(console: Console, reader: RunReader) -> None:
 
 
 def _state(metrics: Sequence[Record], summary: Record | None) -> str:
-    steps = f"{metrics[-1]['step']} steps" if metrics else "no step yet"
+    """How many steps were made, and how the run ended. Steps count from 1 on the screen, from 0 in the files."""
+    steps = f"{metrics[-1]['step'] + 1} steps" if metrics else "no step yet"
     if summary is not None:
-        return f"ended, {steps}"
-    if not metrics:
-        return f"not ended, {steps}"
-    return f"not ended, {steps}, the last {max(0.0, time.time() - metrics[-1]['time']):,.0f} s ago"
+        return f"{steps}, {summary['ended']}"
+    ago = f", the last {max(0.0, time.time() - metrics[-1]['time']):,.0f} s ago" if metrics else ""
+    return f"{steps}{ago}, not ended: it is going on, or was killed (there is no summary.json)"
 
 
 def _first_and_last(title: str, records: Sequence[Record]) -> Table:
@@ -133,7 +134,7 @@ def show_rollout(console: Console, record: Record) -> None:
     console.print()
     console.print(Rule(f"rollout {_visible(record['id'])}", style="dim"))
     facts = {
-        "step": record["step"],
+        "step": record["step"] + 1,
         "group": record["group"],
         "prompt": record["prompt_id"],
         "reward": _number(record["reward"]),

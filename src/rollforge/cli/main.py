@@ -3,21 +3,24 @@
 Knows: the names of the commands and what each kind of failure means to the shell. Does not know: what a command does;
 each stands in a file of its own and is imported when it is called.
 
-Exit codes: what the command says (0 when all is well), 1 an unforeseen error (with traceback), 2 bad input (one
-paragraph), 130 interrupted.
+Exit codes: what the command says (0 when all is well), 1 an unforeseen error (with traceback), a run that cannot go on
+(one paragraph, the end of a log), or output that nobody reads any more (nothing), 2 bad input (one paragraph), 130
+interrupted.
 """
 
 from __future__ import annotations
 
 import importlib
 import io
+import os
+import select
 import sys
 import traceback
 from collections.abc import Sequence
 
 from rollforge import __version__
 from rollforge.cli.arguments import Parser
-from rollforge.config import UserError
+from rollforge.config import RunFailed, UserError
 
 COMMANDS = {
     "run": "train a model with a recipe",
@@ -33,16 +36,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal that lacks a character gets a question mark, not a crash
     try:
-        return _command(list(sys.argv[1:] if argv is None else argv))
+        code = _command(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except RunFailed as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except Exception:
-        traceback.print_exc()
+    except Exception as error:
+        if not (isinstance(error, BrokenPipeError) and _nobody_reads()):
+            traceback.print_exc()
         return 1
+
+
+def _nobody_reads() -> bool:
+    """Whether the reader of our output has gone, as `head` does early; then nothing more goes there."""
+    output = select.poll()
+    output.register(sys.stdout.fileno(), 0)  # an error is told without being asked for
+    if not output.poll(0):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python's own flush at the end must not fail
+    return True
 
 
 def _command(arguments: list[str]) -> int:

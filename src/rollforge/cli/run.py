@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
         return 0
     config = load(recipe.config, parsed.config, with_values(options, recipe.config))
     folder = _make_folder(recipe.name, parsed.out)
-    folder.save_config(f"# rollforge run {recipe.given} --config config.yaml\n{dump(config)}")
+    folder.save_config(recipe.given, dump(config))
     print(f"run folder {folder.path}", flush=True)
     try:
         return recipe.run(config, folder.path)

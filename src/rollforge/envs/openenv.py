@@ -27,7 +27,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.protocol import State as WebSocketState
 
-from rollforge.config import ConfigError, UserError
+from rollforge.config import ConfigError, RunFailed, UserError
 from rollforge.envs.config import OpenEnvConfig
 from rollforge.types import Observation
 
@@ -39,7 +39,7 @@ SCHEMES = {"http": "ws", "ws": "ws", "https": "wss", "wss": "wss"}
 SESSION_REFUSED = ("FACTORY_ERROR", "SESSION_ERROR")
 
 
-class EnvironmentLost(Exception):
+class EnvironmentLost(RunFailed):
     """The session ended under a running episode (dropped connection, no answer in time): play the episode again."""
 
 
@@ -54,7 +54,7 @@ class EnvironmentFault(Exception):
         return ": ".join(self.args)
 
 
-class EnvironmentBusy(Exception):
+class EnvironmentBusy(RunFailed):
     """No session came free within the limits of the queue."""
 
 
@@ -130,7 +130,9 @@ class OpenEnvSession:
         except TimeoutError as error:
             raise EnvironmentLost(f"{self._url} did not answer {message['type']} in {self._timeout_s:g} s") from error
         except (WebSocketException, OSError) as error:
-            raise EnvironmentLost(f"lost the session with {self._url} during {message['type']}: {error}") from error
+            raise EnvironmentLost(
+                f"lost the session with {self._url} during {message['type']}: {error}; is the server still running?"
+            ) from error
         except ValueError as error:
             raise EnvironmentLost(f"{self._url} answered {message['type']} with what is not JSON: {error}") from error
         self._exchanging = False
@@ -283,7 +285,9 @@ class OpenEnvPool:
                 proxy=None if _is_loopback(self._ws_url) else True,
             )
         except (WebSocketException, OSError) as error:
-            raise EnvironmentLost(f"cannot connect to {self._ws_url}: {error or type(error).__name__}") from error
+            raise EnvironmentLost(
+                f"cannot connect to {self._ws_url}: {error or type(error).__name__}; is a server running there?"
+            ) from error
 
     def _give_back(self, session: OpenEnvSession) -> None:
         self._idle.append((time.monotonic(), session))

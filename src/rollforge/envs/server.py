@@ -55,7 +55,12 @@ class EnvServer:
 
     def start(self) -> EnvServer:
         """Start the process and return once /health answers."""
-        deadline = time.monotonic() + self._limit_s
+        self.launch()
+        self.wait()
+        return self
+
+    def launch(self) -> None:
+        """Start the process; from then on `close` ends it."""
         self._log = self._log_path.open("w+b") if self._log_path else tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-m", self._module, *self._options],
@@ -64,13 +69,16 @@ class EnvServer:
             stderr=self._log,
             start_new_session=True,
         )
+
+    def wait(self) -> None:
+        """Return once /health answers; ends early, by some exception, where another thread calls `close`."""
+        deadline = time.monotonic() + self._limit_s
         try:
             self._read_announcement(deadline)
             self._wait_for_health(deadline)
         except BaseException:
             self.close()
             raise
-        return self
 
     @property
     def pid(self) -> int:

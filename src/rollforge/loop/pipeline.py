@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rollforge.buffer.replay import may_admit
+from rollforge.config import RunFailed
 from rollforge.loop.config import LoopConfig
 from rollforge.loop.measure import Throughput, batch_metrics
 from rollforge.rollout.samples import to_samples
@@ -47,7 +48,7 @@ RECENT_EPISODES = 256
 """Episodes that the share of failed ones is taken over: a breakdown late in a run must show as soon as an early one."""
 
 
-class TooManyFailures(Exception):
+class TooManyFailures(RunFailed):
     """More episodes failed than `loop.max_failed_share` allows."""
 
 
@@ -179,7 +180,8 @@ class Pipeline:
         if failures and total >= WARM_UP_EPISODES and failed > self._config.max_failed_share * total:
             raise TooManyFailures(
                 f"{failed} of the last {total} episodes failed, more than loop.max_failed_share = "
-                f"{self._config.max_failed_share:g} allows; the last one: {failures[-1]}"
+                f"{self._config.max_failed_share:g} allows. The logs of the environment workers hold each in full; "
+                f"remove the cause, or raise the share. The last one: {failures[-1]}"
             )
 
 

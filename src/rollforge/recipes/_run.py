@@ -14,7 +14,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from safetensors import SafetensorError
 
@@ -34,6 +34,8 @@ from rollforge.runtime.process import Watch, start_time
 from rollforge.types import EnvironmentPool, Generator, Metrics, RolloutWorker
 from rollforge.weights.client import WeightPublisher, WeightReader
 from rollforge.weights.folder import weight_folder
+
+T = TypeVar("T")
 
 INTERRUPTED = 130
 SERVER = "environment-server"
@@ -248,14 +250,15 @@ class _Run:
             try:
                 async with AsyncExitStack() as stack:
                     interrupted = await self._train(stack)
-                    summary = self._summary(memory.peak_bytes / 1e9, interrupted)
-                    await self._roles.recorder.summary(summary)
+                    summary = self._summary(memory.peak_bytes / 1e9, "interrupted" if interrupted else "finished")
                     await self._roles.recorder.close()
                 with disk_guard(self._folder.path, "the pictures"):
                     self._finish(summary, interrupted)
+                self._folder.save_summary(summary)
             except BaseException as error:
-                with suppress(OSError, UserError):  # a full disk must not hide what went wrong
-                    self._folder.note(f"ended by {type(error).__name__}: {error}")
+                if isinstance(error, RoleDied) and (log := self._folder.role_log(error.role)).exists():
+                    error.log = str(log)
+                self._write_down(error, memory.peak_bytes / 1e9)
                 raise
         return INTERRUPTED if interrupted else 0
 
@@ -269,7 +272,13 @@ class _Run:
         algorithm = GRPO(c.algo)
         weights = stack.enter_context(weight_folder(VERSIONS_ALIVE * _weight_bytes(self._model)))
         placement = _Placement(self._task, runtime, self._model, self._machine, weights)
-        self._roles, self._served = await placement.roles(environments, self._folder, algorithm)
+
+        def watches() -> list[Coroutine[Any, Any, None]]:
+            pid = self._task.server_pid
+            return [runtime.supervise(), *([] if pid is None else [_supervise_server(pid, server_log)])]
+
+        roles = placement.roles(environments, self._folder, algorithm)
+        self._roles, self._served = await _beside(roles, watches())
         pipeline = Pipeline(
             self._roles,
             algorithm,
@@ -281,10 +290,9 @@ class _Run:
             self._on_step,
             self._on_failure,
         )
-        watches = [runtime.supervise()]
-        if self._task.server_pid is not None:
-            watches.append(_supervise_server(self._task.server_pid, server_log))
-        interrupted = await _until_interrupted(_beside(pipeline.run(), watches))
+        interrupted = await _until_interrupted(_beside(pipeline.run(), watches()))
+        if interrupted:
+            self._note("interrupted: saving the model (a second Ctrl-C ends at once, without it)")
         with _export_guard(self._folder.model):
             await self._roles.trainer.export(str(self._folder.model))
         return interrupted
@@ -315,11 +323,20 @@ class _Run:
         self._console.note(text)
         self._folder.note(text)
 
-    def _summary(self, peak_gb: float, interrupted: bool) -> dict[str, Any]:
+    def _write_down(self, error: BaseException, peak_gb: float) -> None:
+        """What ended the run before its time, for the log and the summary."""
+        early = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)  # Ctrl-C before training or while saving
+        cause = "interrupted" if early else f"{type(error).__name__}: {error}"
+        with suppress(OSError, UserError):  # a full disk must not hide what went wrong
+            self._folder.note(cause if early else f"ended by {cause}")
+            self._folder.save_summary(self._summary(peak_gb, cause.partition("\n")[0]))
+
+    def _summary(self, peak_gb: float, ended: str) -> dict[str, Any]:
+        """`ended`: "finished", "interrupted", or the cause in one line."""
         return {
             "recipe": self._task.name,
+            "ended": ended,
             "seconds": time.monotonic() - self._started,
-            "interrupted": interrupted,
             "failed_episodes": len(self._failures),
             "peak_memory_gb": peak_gb,
             "before": self._evaluations[0] if self._evaluations else {},
@@ -348,7 +365,7 @@ class _Run:
                 f"a rollout      rollforge inspect {path} --best",
                 f"curves         tensorboard --logdir {self._folder.tensorboard}",
                 f"the model      {self._folder.model} (a Hugging Face folder)",
-                f"evaluate it    rollforge eval {self._task.name} --model {self._folder.model}",
+                f"evaluate it    rollforge eval {self._folder.recipe()} --model {self._folder.model}",
             ],
         )
         if self._failures:
@@ -371,7 +388,7 @@ async def _supervise_server(pid: int, log: Path) -> None:
     raise RoleDied(SERVER, cause, "\n".join(log.read_text(errors="replace").splitlines()[-TAIL_LINES:]))
 
 
-async def _beside(work: Coroutine[Any, Any, None], watches: Sequence[Coroutine[Any, Any, None]]) -> None:
+async def _beside(work: Coroutine[Any, Any, T], watches: Sequence[Coroutine[Any, Any, None]]) -> T:
     """Runs `work` to its end. A watch that raises ends it; where both fail, the watch knows the cause."""
     working = asyncio.ensure_future(work)
     watching = [asyncio.ensure_future(watch) for watch in watches]
@@ -379,8 +396,10 @@ async def _beside(work: Coroutine[Any, Any, None], watches: Sequence[Coroutine[A
         await asyncio.wait([working, *watching], return_when=asyncio.FIRST_COMPLETED)
         if working.done() and working.exception() is not None:
             await asyncio.wait(watching, timeout=CAUSE_LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
-        for task in [*(watch for watch in watching if watch.done()), working]:
-            task.result()
+        for watch in watching:
+            if watch.done():
+                watch.result()
+        return await working
     finally:
         for task in [working, *watching]:
             task.cancel()

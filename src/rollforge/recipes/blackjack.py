@@ -156,8 +156,9 @@ class Blackjack:
         if not env.url:
             sessions = env.max_sessions * self.config.generators  # each has an environment worker, each that many
             server = EnvServer("rollforge.envs.blackjack.server", sessions=sessions, log=log)
-            await asyncio.to_thread(server.start)
             stack.callback(server.close)
+            server.launch()
+            await asyncio.to_thread(server.wait)
             self.server_pid = server.pid
             env = replace(env, url=server.url)
         codec = CODECS[self.config.server]

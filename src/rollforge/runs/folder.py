@@ -6,23 +6,27 @@ Knows: names of files and folders. Does not know: who writes them or what they m
         metrics.jsonl       one line per optimizer step
         rollouts.jsonl      one line per rollout
         evaluations.jsonl   one line per evaluation
-        summary.json        written when the run has ended
+        summary.json        how the run ended, and its results; absent while it is going on, or if it was killed
         log.txt             what happened, one dated line each
         logs/<role>.log     what each role's process printed
         tensorboard/        event files
         model/              the final model as a Hugging Face folder
         *.png               pictures
+        policies.json       blackjack: the policies that its chart shows
 """
 
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from rollforge.config import UserError
-from rollforge.runs.files import LineFile, disk_guard, write_atomic
+from rollforge.runs.files import LineFile, disk_guard, to_json, write_atomic
+
+_HEAD, _TAIL = "# rollforge run ", " --config config.yaml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +118,17 @@ class RunFolder:
         """The pictures that exist, by name."""
         return sorted(self.path.glob("*.png"))
 
-    def save_config(self, text: str) -> None:
-        """Writes config.yaml; from then on the folder is a run."""
-        write_atomic(self.config, text)
+    def save_config(self, recipe: str, text: str) -> None:
+        """Writes config.yaml, headed by the command that runs it again; from then on the folder is a run."""
+        write_atomic(self.config, f"{_HEAD}{recipe}{_TAIL}\n{text}")
+
+    def recipe(self) -> str:
+        """The recipe as it was given to `rollforge run`: a name, a module or a file."""
+        return self.config.read_text().partition("\n")[0].removeprefix(_HEAD).removesuffix(_TAIL)
+
+    def save_summary(self, data: Mapping[str, Any]) -> None:
+        """Writes summary.json, which marks the run as ended; `data["ended"]` says how, in one line."""
+        write_atomic(self.summary, to_json(data, indent=2) + "\n")
 
     def note(self, text: str) -> None:
         """Appends to log.txt, each line with date and time."""

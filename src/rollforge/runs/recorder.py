@@ -6,12 +6,12 @@ Knows: the values of `types` and the run folder. Does not know: actors, algorith
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from rollforge.runs.files import LineFile, to_json, write_atomic
+from rollforge.runs.files import LineFile, to_json
 from rollforge.runs.folder import RunFolder
 from rollforge.runs.tensorboard import EventFile
 from rollforge.types import FloatArray, Metrics, Prompt, Scored, Turn
@@ -47,10 +47,6 @@ class RunRecorder:
     async def rollouts(self, step: int, scored: Sequence[Scored]) -> None:
         """Appends every rollout of the groups, trained on or dropped, to rollouts.jsonl."""
         self._rollouts.append(to_json(record) for item in scored for record in rollout_records(step, item))
-
-    async def summary(self, data: Mapping[str, Any]) -> None:
-        """Writes summary.json, which marks the run as ended."""
-        write_atomic(self._folder.summary, to_json(data, indent=2) + "\n")
 
     async def close(self) -> None:
         """Brings everything to the disk; closing twice is fine."""

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import cloudpickle
 
+from rollforge.config import RunFailed
+
 
 class RoleError(Exception):
     """A role's method failed with an exception that cannot be rebuilt in the caller's process. The role lives on."""
@@ -24,16 +26,26 @@ class RoleError(Exception):
         return f"role {self.role!r} failed in {self.method}():\n{self.trace}"
 
 
-class RoleDied(Exception):
-    """A role's process is gone; every pending and later call to it raises this. `tail` is the end of the role's log."""
+class RoleDied(RunFailed):
+    """A role's process is gone, or did not come up; every pending and later call to it raises this.
+
+    `tail` is the end of the role's log, or the traceback of what its constructor raised. `log` is where that log stays;
+    set by whoever knows that it does.
+    """
 
     def __init__(self, role: str, cause: str, tail: str = "") -> None:
         super().__init__(role, cause, tail)
         self.role, self.cause, self.tail = role, cause, tail
+        self.log = ""
 
     def __str__(self) -> str:
-        last = f"\nThe last lines of its log:\n{self.tail}" if self.tail else ""
-        return f"role {self.role!r} died: {self.cause}{last}"
+        memory = " That is also what ends a process when memory runs out." if "SIGKILL" in self.cause else ""
+        log = f" Its log is {self.log}." if self.log else ""
+        last = f"\nThe last it said:\n{self.tail}" if self.tail else ""
+        return (
+            f"role {self.role!r} died: {self.cause}.{memory}{log} Nothing takes its place; remove the cause and start "
+            f"again.{last}"
+        )
 
 
 class RoleTimeout(Exception):

@@ -18,7 +18,7 @@ from typing import Any
 
 import cloudpickle
 
-from rollforge.runtime import child
+from rollforge.runtime import child, guard
 from rollforge.runtime.errors import Raised, RoleDied, RoleError, capture
 from rollforge.runtime.handle import cancelled_from_outside
 from rollforge.runtime.process import Watch, exited, killed, start_time
@@ -172,6 +172,7 @@ class Process:
             async with asyncio.timeout(_START_LIMIT_S):
                 pid = await host.pid.call_one()
         except asyncio.CancelledError:
+            guard.kill_marked(env[guard.VARIABLE])  # it would hear of a stop only once it has started
             await _stop(procs)
             raise
         except Exception as error:

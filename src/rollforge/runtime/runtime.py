@@ -12,6 +12,7 @@ import copy
 import shutil
 import subprocess
 import tempfile
+import traceback
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -87,7 +88,8 @@ class Runtime:
         except Exception as error:
             if limit.expired():
                 raise RoleTimeout(spec.name, "__init__", spec.limit_s) from None
-            raise RoleDied(spec.name, f"it could not be built: {type(error).__name__}: {error}") from error
+            trace = "".join(traceback.format_exception(error)).rstrip()
+            raise RoleDied(spec.name, f"it could not be built: {type(error).__name__}: {error}", trace) from error
         handle = Handle(spec.name, port, spec.limit_s)
         if closable:
             self._closable.append(handle)
@@ -118,7 +120,11 @@ class Runtime:
         process = await mesh.Process.start(spec, self._log_folder() / f"{spec.name}.log", env)
         self._processes[spec.name] = process
         self._watchers.append(asyncio.create_task(self._watch(spec.name, process)))
-        return process.port, await process.port.build(spec)
+        try:
+            return process.port, await process.port.build(spec)
+        except asyncio.CancelledError:
+            guard.kill_marked(self._mark(spec.name))  # half built it has nothing to close, and may be deaf for long
+            raise
 
     async def _watch(self, name: str, process: Process) -> None:
         died = await process.port.died()

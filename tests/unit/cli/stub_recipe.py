@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rollforge.config import ConfigError, UserError, option
+from rollforge.config import ConfigError, RunFailed, UserError, option
 
 SUMMARY = "a stub that trains nothing"
 
@@ -26,7 +26,7 @@ class Config:
     seed: int = option(0, help="seed of everything")
     model: str = option("tiny", help="which model")
     in_process: bool = option(False, help="all roles in one process")
-    outcome: Literal["good", "bad", "refused", "broken", "waiting"] = option("good", help="how the run ends")
+    outcome: Literal["good", "bad", "refused", "broken", "dead", "waiting"] = option("good", help="how the run ends")
     loss: Loss = option(Loss(), help="the loss")
 
     def __post_init__(self) -> None:
@@ -37,6 +37,8 @@ class Config:
 def run(config: Config, folder: Path) -> int:
     if config.outcome == "refused":
         raise UserError("the server is not there; start it first.")
+    if config.outcome == "dead":
+        raise RunFailed("role 'trainer' died.")
     if config.outcome == "broken":
         raise ValueError("something unforeseen")
     if config.outcome == "waiting":

@@ -45,9 +45,9 @@ def rollout(name: str, reward: float | None, completion: str = " HIT") -> dict[s
 def run(tmp_path: Path) -> RunFolder:
     """A run that is going on: three steps, three rollouts, and a half-written line in both files."""
     folder = RunFolder.create(tmp_path / "run")
-    folder.save_config("steps: 3\n")
+    folder.save_config("sums", "steps: 3\n")
     rewards = (-0.4, -0.2, 0.1)
-    metrics = [{"step": i + 1, "time": time.time(), "reward/mean": rewards[i], "kl": i / 10} for i in range(3)]
+    metrics = [{"step": i, "time": time.time(), "reward/mean": rewards[i], "kl": i / 10} for i in range(3)]
     rollouts = [
         rollout("g0-r0", 0.0),
         rollout("g0-r1", 1.0, " \x1b[31mHIT"),
@@ -66,18 +66,21 @@ def inspect(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_a_running_run_is_summed_up(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     shown = inspect(capsys, str(run.path))
-    assert "not ended, 3 steps" in shown
+    assert "3 steps, the last 0 s ago, not ended: it is going on, or was killed (there is no summary.json)" in shown
     line = next(line for line in shown.splitlines() if line.startswith("reward/mean"))
     assert line.split() == ["reward/mean", "-0.4", "-0.4", "0.1", "0.1"]
     assert "mean reward by step" in shown
     assert "config.yaml, metrics.jsonl, rollouts.jsonl" in shown
 
 
-def test_an_ended_run_shows_its_results_and_evaluations(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    run.summary.write_text(json.dumps({"final/reward": 0.125, "seconds": 60, "nested": {"not": "shown"}}))
+@pytest.mark.parametrize("ended", ["finished", "interrupted", "RoleDied: role 'trainer' died: killed"])
+def test_an_ended_run_shows_how_and_its_results_and_evaluations(
+    run: RunFolder, capsys: pytest.CaptureFixture[str], ended: str
+) -> None:
+    run.save_summary({"ended": ended, "final/reward": 0.125, "seconds": 60, "nested": {"not": "shown"}})
     run.evaluations.write_text(json.dumps({"step": 0, "time": 1.0, "accuracy": 0.44}) + "\n")
     shown = inspect(capsys, str(run.path))
-    assert "ended, 3 steps" in shown and "not ended" not in shown
+    assert f"3 steps, {ended}\n" in shown and "not ended" not in shown
     assert "final/reward" in shown and "0.125" in shown
     assert "accuracy" in shown and "0.44" in shown
 
@@ -89,7 +92,7 @@ def test_a_rollout_is_shown_turn_by_turn(run: RunFolder, capsys: pytest.CaptureF
     assert places == sorted(places)
     for part in ("3 tokens in, 2 out (stop)", "policy version 3 to 4", "mean log-probability -1", "advantage -0.5"):
         assert part in " ".join(shown.split())
-    assert "illegal 2" in shown
+    assert "step 2" in shown and "illegal 2" in shown
 
 
 @pytest.mark.parametrize(("option", "name"), [("--best", "g0-r1"), ("--worst", "g0-r2")])
@@ -111,7 +114,7 @@ def test_what_a_model_wrote_cannot_steer_the_terminal(run: RunFolder, capsys: py
 
 def test_a_run_before_its_first_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = RunFolder.create(tmp_path / "fresh")
-    folder.save_config("steps: 3\n")
+    folder.save_config("sums", "steps: 3\n")
     shown = inspect(capsys, str(folder.path))
     assert "no step yet" in shown
     assert "no values yet" in shown

@@ -16,6 +16,7 @@ import pytest
 from rollforge.cli.arguments import split_options
 from rollforge.cli.main import main
 from rollforge.cli.recipe import available
+from rollforge.runs.folder import RunFolder
 
 RULES = """
 import sys
@@ -94,6 +95,23 @@ def test_ctrl_c_is_exit_code_130_without_a_traceback(recipe: str) -> None:
         running.send_signal(signal.SIGINT)
         _, complaint = running.communicate(timeout=30)
     assert (running.returncode, complaint) == (130, "interrupted\n")
+
+
+def test_a_run_that_cannot_go_on_is_told_without_a_traceback(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", recipe, "--outcome", "dead"]) == 1
+    assert capsys.readouterr().err == "error: role 'trainer' died.\n"
+
+
+@pytest.mark.parametrize("arguments", [["run", "--help"], ["run", "STUB", "--help"], ["inspect", "RUN"]])
+def test_output_that_nobody_reads_ends_the_command_quietly(recipe: str, arguments: list[str]) -> None:
+    folder = RunFolder.create("RUN")
+    folder.save_config("sums", "")
+    command = [sys.executable, "-m", "rollforge.cli.main", *(recipe if item == "STUB" else item for item in arguments)]
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_an_existing_folder_is_refused_and_untouched(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:

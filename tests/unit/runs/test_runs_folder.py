@@ -16,9 +16,10 @@ def test_a_new_folder_becomes_a_run_with_its_config(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "deep" / "run")
     with pytest.raises(UserError, match=r"holds no config\.yaml"):
         RunFolder.open(folder.path)
-    folder.save_config("seed: 1\n")
+    folder.save_config("my/recipe.py", "seed: 1\n")
     assert RunFolder.open(folder.path) == folder
-    assert folder.config.read_text() == "seed: 1\n"
+    assert folder.config.read_text() == "# rollforge run my/recipe.py --config config.yaml\nseed: 1\n"
+    assert folder.recipe() == "my/recipe.py"
     assert folder.tensorboard.is_dir()
 
 

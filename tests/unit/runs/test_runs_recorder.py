@@ -38,7 +38,7 @@ TWO: Any = np.float32(2)  # numbers come as numpy scalars, too
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
     made = RunFolder.create(tmp_path / "run")
-    made.save_config("seed: 1\n")
+    made.save_config("sums", "seed: 1\n")
     return made
 
 
@@ -170,14 +170,14 @@ async def test_a_metric_cannot_take_the_place_of_a_field(folder: RunFolder, name
         await RunRecorder(str(folder.path)).log(1, {name: 3.0})
 
 
-async def test_the_summary_marks_the_end(folder: RunFolder) -> None:
+async def test_closing_twice_is_fine_and_the_summary_marks_the_end(folder: RunFolder) -> None:
     reader = RunReader(folder.path)
     recorder = RunRecorder(str(folder.path))
+    await recorder.close()
+    await recorder.close()
     assert reader.summary() is None
-    await recorder.summary({"best": np.float32(0.5), "peak": math.inf, "rows": [("a", 1)]})
-    await recorder.close()
-    await recorder.close()
-    assert reader.summary() == {"best": 0.5, "peak": None, "rows": [["a", 1]]}
+    folder.save_summary({"ended": "finished", "best": np.float32(0.5), "peak": math.inf, "rows": [("a", 1)]})
+    assert reader.summary() == {"ended": "finished", "best": 0.5, "peak": None, "rows": [["a", 1]]}
 
 
 async def test_a_second_recorder_goes_on_where_a_killed_one_stopped(folder: RunFolder) -> None:
@@ -191,7 +191,7 @@ async def test_a_second_recorder_goes_on_where_a_killed_one_stopped(folder: RunF
 
 def test_a_new_run_has_nothing_to_read_yet(folder: RunFolder) -> None:
     reader = RunReader(folder.path)
-    assert reader.config() == "seed: 1\n"
+    assert reader.config().endswith("\nseed: 1\n")
     assert [*reader.metrics(), *reader.evaluations(), *reader.rollouts()] == []
     assert (reader.last_metrics(), reader.last_rollout(), reader.rollout("x"), reader.summary()) == (None,) * 4
 

@@ -109,6 +109,7 @@ async def test_construction_failures_come_out_of_spawn() -> None:
         with pytest.raises(RoleDied, match="'second' died: it could not be built: ValueError: no such thing"):
             await runtime.spawn(RoleSpec("second", "runtime_roles:Refuses", {"kind": "value"}))
         assert runtime.failure is not None and runtime.failure.role == "second"
+        assert "Traceback" in runtime.failure.tail and "in __init__" in runtime.failure.tail, "it keeps its traceback"
         with pytest.raises(RoleDied, match="ModuleNotFoundError"):
             await runtime.spawn(RoleSpec("third", "no_such_module:Thing"))
 
