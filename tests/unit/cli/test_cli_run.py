@@ -7,8 +7,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ import pytest
 from rollforge.cli.arguments import split_options
 from rollforge.cli.main import main
 from rollforge.cli.recipe import available
+from rollforge.cli.run import _make_folder
 
 RULES = """
 import sys
@@ -47,10 +50,15 @@ def test_the_default_folder_is_named_after_recipe_and_time(recipe: str, capsys: 
     assert str(run_folder()) in capsys.readouterr().out
 
 
-def test_runs_of_one_second_get_folders_of_their_own(recipe: str) -> None:
-    for _ in range(3):
-        assert main(["run", recipe]) == 0
-    assert len(list(Path("runs").iterdir())) == 3
+def test_p28_runs_of_one_moment_get_folders_of_their_own(recipe: str) -> None:
+    at_once = threading.Barrier(8)
+
+    def folder(_: int) -> Path:
+        at_once.wait()
+        return _make_folder("sums", None).path
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(folder, range(8)))) == 8
 
 
 @pytest.mark.parametrize(
