@@ -149,8 +149,8 @@ def test_a_clean_run_prints_nothing_of_its_own_and_never_loads_torch(tmp_path: P
         assert_tree_gone([], pids)
 
 
-def test_two_runs_on_one_host_work_at_once(tmp_path: Path) -> None:
-    """P28: nothing is fixed in code that a second run would find in use."""
+def test_p28_the_roles_of_two_runs_work_at_once(tmp_path: Path) -> None:
+    """Nothing is fixed in code that a second run would find in use."""
     with controller(tmp_path / "one", "await asyncio.to_thread(input); print(await second.add(7))") as (one, first):
         with controller(tmp_path / "two", "print(await second.add(9))") as (two, second):
             out, _ = two.communicate(timeout=LIMIT_S)

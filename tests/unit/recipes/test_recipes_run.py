@@ -159,8 +159,7 @@ def test_other_failures_of_an_export_pass_unchanged(tmp_path: Path) -> None:
         raise SafetensorError("I/O error: Permission denied (os error 13)")
 
 
-def test_rollouts_are_sampled_from_the_whole_distribution() -> None:
-    """P18: filters of the engine that the trainer does not know would bias the ratio; there is no key for them."""
+def test_rollouts_are_sampled_as_configured_and_from_the_whole_distribution() -> None:
     sampling = SamplingConfig(temperature=0.7, max_tokens=3, stop=("\n",)).sampling()
     assert (sampling.temperature, sampling.max_tokens, sampling.stop) == (0.7, 3, ("\n",))
     assert (sampling.top_p, sampling.top_k, sampling.min_p) == (1.0, 0, 0.0)
