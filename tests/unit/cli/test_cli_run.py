@@ -7,18 +7,17 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import namedtuple
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rollforge.cli.arguments import split_options
 from rollforge.cli.main import main
 from rollforge.cli.recipe import available
-from rollforge.cli.run import _make_folder
 
 RULES = """
 import sys
@@ -50,15 +49,21 @@ def test_the_default_folder_is_named_after_recipe_and_time(recipe: str, capsys: 
     assert str(run_folder()) in capsys.readouterr().out
 
 
-def test_p28_runs_of_one_moment_get_folders_of_their_own(recipe: str) -> None:
-    at_once = threading.Barrier(8)
+def test_p28_runs_of_one_moment_get_folders_of_their_own(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another run makes the folder at the very moment in which this one wants it."""
+    mkdir: Callable[..., None] = Path.mkdir
+    taken: list[Path] = []
 
-    def folder(_: int) -> Path:
-        at_once.wait()
-        return _make_folder("sums", None).path
+    def make_second(path: Path, *args: Any, **kwargs: Any) -> None:
+        if path.parent.name == "runs" and not taken:
+            taken.append(path)
+            mkdir(path / "logs", parents=True)
+        mkdir(path, *args, **kwargs)
 
-    with ThreadPoolExecutor(8) as pool:
-        assert len(set(pool.map(folder, range(8)))) == 8
+    monkeypatch.setattr(Path, "mkdir", make_second)
+    assert main(["run", recipe]) == 0
+    assert main(["run", recipe]) == 0
+    assert len(list(Path("runs").iterdir())) == 3
 
 
 @pytest.mark.parametrize(
