@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from run_command import alive
 
 import rollforge
 
@@ -81,13 +82,6 @@ def pids_of(process: subprocess.Popen[str], path: Path) -> dict[str, int]:
     pids: dict[str, int] = json.loads(path.read_text())
     assert all(alive(pid) for pid in pids.values())
     return pids
-
-
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def scratch_of(pid: int) -> Path:
