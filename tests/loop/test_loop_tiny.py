@@ -12,7 +12,8 @@ import pytest
 
 from rollforge.envs.rewards import ExactAnswer, WeightedSum
 from rollforge.envs.single_turn import SingleTurns
-from rollforge.recipes import _run, sums
+from rollforge.recipes import run as shared
+from rollforge.recipes import sums
 from rollforge.runs.folder import RunFolder
 from rollforge.runs.reader import RunReader
 from rollforge.types import EnvironmentPool, Metrics, Prompt
@@ -34,7 +35,7 @@ CONFIG = sums.Config(
 
 def trained(task: sums.Sums, folder: Path) -> RunReader:
     RunFolder.create(folder).save_config("")
-    assert _run.run(task, folder) == 0
+    assert shared.run(task, folder) == 0
     return RunReader(folder)
 
 
@@ -95,7 +96,7 @@ class Judged(sums.Sums):
     async def environments(self, stack: AsyncExitStack, log: Path) -> EnvironmentPool:
         return SingleTurns(WeightedSum((1.0, NotOne()), (1.0, Unsure())))
 
-    async def evaluate(self, served: _run.Served, version: int) -> Metrics:
+    async def evaluate(self, served: shared.Served, version: int) -> Metrics:
         return {"eval/accuracy": 0.0}  # a single episode that nobody judges would end it
 
 

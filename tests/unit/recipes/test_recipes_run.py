@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 
 import rollforge
 from rollforge.config import ConfigError, UserError
-from rollforge.recipes._base import SamplingConfig
-from rollforge.recipes._run import _beside, _export_guard, _supervise_server, _until_interrupted
+from rollforge.recipes.base import SamplingConfig
+from rollforge.recipes.run import _beside, _export_guard, _supervise_server, _until_interrupted
 from rollforge.runtime import RoleDied
 
 LIMIT_S = 10.0
@@ -109,7 +109,7 @@ async def test_a_cancellation_that_is_no_ctrl_c_is_none() -> None:
 
 SAVING = """
 import asyncio, sys
-from rollforge.recipes._run import _until_interrupted
+from rollforge.recipes.run import _until_interrupted
 
 async def work():
     print("working", flush=True)
