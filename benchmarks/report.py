@@ -107,7 +107,7 @@ def key_table(name: str) -> str:
     """A section's keys, each with its default, and with those of recipes where they are others."""
     from rollforge.cli.recipe import available
     from rollforge.config import keys
-    from rollforge.recipes._base import RunConfig
+    from rollforge.recipes.base import RunConfig
 
     recipes = {recipe.name: {key.key: key for key in keys(recipe.config)} for recipe in available()}
     recipe, _, section_name = name.rpartition("/")

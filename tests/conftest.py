@@ -30,7 +30,7 @@ GPU_TESTS = pytest.StashKey[int]()
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves the tests marked `gpu` out where torch finds no CUDA device; the last lines of the run say so."""
-    from rollforge.recipes._base import _has_cuda
+    from rollforge.recipes.base import _has_cuda
 
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and not _has_cuda():

@@ -14,12 +14,12 @@ import numpy as np
 from rollforge.config import option
 from rollforge.data.prompts import GeneratedPrompts, Part
 from rollforge.envs.single_turn import SingleTurns
-from rollforge.recipes._base import RunConfig, SamplingConfig
+from rollforge.recipes.base import RunConfig, SamplingConfig
 from rollforge.runtime import RoleSpec
 from rollforge.types import Metrics, Prompt, Sampling
 
 if TYPE_CHECKING:
-    from rollforge.recipes._run import Report, Served
+    from rollforge.recipes.run import Report, Served
 
 SUMMARY = "which of two digits is larger: an example of a recipe of one's own"
 
@@ -68,18 +68,18 @@ class Task:
         return {"eval/reward": float(np.mean([rollout.reward for rollout in played]))}
 
     def report(self, folder: Path, evaluations: Sequence[Metrics]) -> Report:
-        from rollforge.recipes._run import Report
+        from rollforge.recipes.run import Report
 
         return Report([("held-out reward, greedy", evaluations[0]["eval/reward"], evaluations[-1]["eval/reward"])])
 
 
 def run(config: Config, folder: Path) -> int:
-    from rollforge.recipes import _run
+    from rollforge.recipes import run as shared
 
-    return _run.run(Task(config), folder)
+    return shared.run(Task(config), folder)
 
 
 def evaluate(config: Config, model: str) -> Mapping[str, float]:
-    from rollforge.recipes import _run
+    from rollforge.recipes import run as shared
 
-    return _run.evaluate(Task(config), model)
+    return shared.evaluate(Task(config), model)

@@ -218,9 +218,9 @@ class Environment(Protocol):
 
 
 class Reward(Protocol):
-    """Scores a finished exchange outside an environment."""
+    """Scores a finished exchange outside an environment; None: it abstains, which is not 0."""
 
-    async def __call__(self, prompt: Prompt, completion: str) -> float: ...
+    async def __call__(self, prompt: Prompt, completion: str) -> float | None: ...
 
 
 class EnvironmentPool(Protocol):

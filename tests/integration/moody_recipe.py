@@ -10,7 +10,8 @@ from pathlib import Path
 from rollforge.config import option
 from rollforge.envs.rewards import ExactAnswer
 from rollforge.envs.single_turn import SingleTurns
-from rollforge.recipes import _run, sums
+from rollforge.recipes import run as shared
+from rollforge.recipes import sums
 from rollforge.types import EnvironmentPool, Prompt
 
 SUMMARY = "sums with a reward that raises"
@@ -40,13 +41,13 @@ class Moody(sums.Sums):
     async def environments(self, stack: AsyncExitStack, log: Path) -> EnvironmentPool:
         return SingleTurns(MoodyReward(self._raising))
 
-    async def evaluate(self, served: _run.Served, version: int) -> Mapping[str, float]:
+    async def evaluate(self, served: shared.Served, version: int) -> Mapping[str, float]:
         return {"eval/accuracy": 0.0}
 
 
 def run(config: Config, folder: Path) -> int:
-    return _run.run(Moody(config), folder)
+    return shared.run(Moody(config), folder)
 
 
 def evaluate(config: Config, model: str) -> Mapping[str, float]:
-    return _run.evaluate(Moody(config), model)
+    return shared.evaluate(Moody(config), model)

@@ -108,6 +108,13 @@ def is_alive(process: psutil.Process) -> bool:
         return False
 
 
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def shared_memory(pid: int) -> list[Path]:
     """The weight folders of a run, by the process id of its controller."""
     return list(Path("/dev/shm").glob(f"rollforge-weights-{pid}-*"))

@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
+from run_command import alive, wait_until
 
 from rollforge.config import UserError
 from rollforge.envs.blackjack.codecs import BlackjackCodec
@@ -113,25 +114,11 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         server.close()
 
 
-def gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
-def wait_until(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
-    end = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true in time"
-        time.sleep(0.05)
-
-
 def test_p28_two_servers_with_default_settings_get_two_ports() -> None:
     with EnvServer(MODULE) as one, EnvServer(MODULE) as two:
         assert one.port != two.port
         pids = [one.pid, two.pid]
-    assert all(gone(pid) for pid in pids)
+    assert not any(map(alive, pids))
 
 
 def test_p28_a_taken_port_is_named_at_once_and_nothing_is_left() -> None:
@@ -174,11 +161,11 @@ def test_a_server_ends_when_its_parent_is_killed() -> None:
     parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(source)], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
-    assert not gone(pid)
+    assert alive(pid)
     parent.kill()
     parent.wait(10)
     parent.stdout.close()
-    wait_until(lambda: gone(pid))
+    wait_until(lambda: not alive(pid), 20.0, "the end of the server")
 
 
 def test_the_log_goes_where_it_is_wanted_and_close_can_be_repeated(tmp_path: Path) -> None:
@@ -188,7 +175,7 @@ def test_the_log_goes_where_it_is_wanted_and_close_can_be_repeated(tmp_path: Pat
     server.close()
     server.close()
     assert log.exists()
-    assert gone(pid)
+    assert not alive(pid)
 
 
 async def test_a_server_killed_in_an_episode_loses_it_and_a_new_one_is_found_again() -> None:

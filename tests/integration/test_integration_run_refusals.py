@@ -110,7 +110,7 @@ def test_what_the_refusal_advises_is_accepted(options: str) -> None:
 def test_cuda_is_refused_where_there_is_none(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollforge.recipes._base._has_cuda", lambda: False)
+    monkeypatch.setattr("rollforge.recipes.base._has_cuda", lambda: False)
     err = refused(capsys, "sums", "--device", "cuda", "--out", str(tmp_path / "run"))
     assert "no CUDA device" in err
     assert "rollforge doctor" in err
@@ -203,7 +203,7 @@ def test_a_disk_that_is_full_when_pictures_or_model_are_written_is_told(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     target = {
-        "curve_png": "rollforge.recipes._run.curve_png",
+        "curve_png": "rollforge.recipes.run.curve_png",
         "export": "rollforge.train.trainer.PolicyTrainer._export",
     }[what]
     monkeypatch.setattr(target, full)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ from run_command import (
     SMALL_BLACKJACK,
     SMALL_SUMS,
     SYNCHRONOUS,
-    TINY,
     deterministic,
     lines,
     rollforge_command,
@@ -155,18 +155,14 @@ def test_another_seed_is_another_run(tmp_path: Path) -> None:
     assert first != second
 
 
-def test_blackjack_repeats_itself_with_a_real_server(tmp_path: Path) -> None:
-    """Environments answer in whatever order they like; who samples what must not depend on it."""
-    options = (*SMALL_BLACKJACK, *SYNCHRONOUS, "--steps", "2")
-    for name in ("one", "other"):
-        run_in_process("blackjack", *options, "--out", str(tmp_path / name))
-    assert_same_run(tmp_path / "one", tmp_path / "other")
-    assert all(one["staleness/max"] == 0 for one in lines(tmp_path / "one" / "metrics.jsonl"))
+def test_p28_two_runs_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """Of one seed, each with its own server, whose environments answer in whatever order they like: the same run."""
+    folders = [tmp_path / "one", tmp_path / "other"]
 
+    def run(folder: Path) -> str:
+        return whole_run("blackjack", *SMALL_BLACKJACK, *SYNCHRONOUS, "--steps", "2", "--out", str(folder))
 
-def test_the_tiny_model_learns_sums(tmp_path: Path) -> None:
-    options = ("--train.learning-rate", "1e-3", "--loop.groups-per-step", "8", "--steps", "40", "--seed", "1")
-    run_in_process("sums", *TINY, *SYNCHRONOUS, *options, "--held-out-prompts", "100", "--out", str(tmp_path / "run"))
-    rewards = [one["reward/mean"] for one in lines(tmp_path / "run" / "metrics.jsonl")]
-    before, after = sum(rewards[:5]) / 5, sum(rewards[-5:]) / 5
-    assert after > before + 0.15, rewards
+    with ThreadPoolExecutor(2) as pool:
+        assert all(pool.map(run, folders))
+    assert_same_run(*folders)
+    assert all(one["staleness/max"] == 0 for one in lines(folders[0] / "metrics.jsonl"))

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from run_command import alive
 
 from rollforge.config import UserError
 from rollforge.runtime import RoleDied, RoleError, RoleSpec, RoleTimeout, Runtime
@@ -212,10 +213,3 @@ def assert_gone(pids: Mapping[str, int]) -> None:
     while left := {name: pid for name, pid in pids.items() if alive(pid)}:
         assert time.monotonic() < deadline, f"still running: {left}"
         time.sleep(0.02)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

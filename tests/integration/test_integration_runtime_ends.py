@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from run_command import alive
 
 import rollforge
 
@@ -83,13 +84,6 @@ def pids_of(process: subprocess.Popen[str], path: Path) -> dict[str, int]:
     return pids
 
 
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def scratch_of(pid: int) -> Path:
     """The temporary folder in which a role's log lies when no folder was given."""
     folder = Path(os.readlink(f"/proc/{pid}/fd/2")).parent
@@ -149,8 +143,8 @@ def test_a_clean_run_prints_nothing_of_its_own_and_never_loads_torch(tmp_path: P
         assert_tree_gone([], pids)
 
 
-def test_two_runs_on_one_host_work_at_once(tmp_path: Path) -> None:
-    """P28: nothing is fixed in code that a second run would find in use."""
+def test_p28_the_roles_of_two_runs_work_at_once(tmp_path: Path) -> None:
+    """Nothing is fixed in code that a second run would find in use."""
     with controller(tmp_path / "one", "await asyncio.to_thread(input); print(await second.add(7))") as (one, first):
         with controller(tmp_path / "two", "print(await second.add(9))") as (two, second):
             out, _ = two.communicate(timeout=LIMIT_S)

@@ -1,7 +1,8 @@
 """Faults that users of other frameworks reported about configuration, with their whole kind.
 
 P30 (NVIDIA NeMo-RL PR 3595): a key that nothing reads is accepted. P32 (TRL PR 1450, LLaMA-Factory issue 4014): a YAML
-1.1 reader silently changes the type of a value.
+1.1 reader silently changes the type of a value. P18 (TRL issue 4159): rollouts are sampled from the survivors of a
+filter that the trainer's log-probabilities do not know.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from rollforge.cli.recipe import available
 from rollforge.config import ConfigError, dump, keys, load, option
 
 
@@ -130,3 +132,10 @@ def test_p32_what_could_be_read_in_two_ways_is_refused(tmp_path: Path, key: str,
         assert isinstance(result, ConfigError)
         for part in (key, text, expected):
             assert part in str(result)
+
+
+@pytest.mark.parametrize(("name", "value"), [("top_p", "0.8"), ("top_k", "20"), ("min_p", "0.1")])
+def test_p18_filters_that_the_trainer_does_not_know_are_refused_in_training(name: str, value: str) -> None:
+    for recipe in available():
+        with pytest.raises(ConfigError, match=rf"sampling\.{name}"):
+            load(recipe.config, None, [(f"sampling.{name}", value)])

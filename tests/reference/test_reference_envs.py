@@ -7,13 +7,16 @@ import base64
 import contextlib
 import hashlib
 import json
+import socket
 import struct
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import numpy as np
 import pytest
+import uvicorn
 
+from rollforge.envs import serve
 from rollforge.envs.blackjack import exact
 from rollforge.envs.blackjack.game import STATES, Hand, Referee, State
 from rollforge.envs.config import OpenEnvConfig
@@ -159,8 +162,19 @@ async def test_p36_a_peer_that_never_answers_pings_keeps_its_session_with_keepal
     assert config == OpenEnvConfig()  # off is the default
     async with deaf_peer(WIRE) as url, OpenEnvPool(OpenEnvConfig(url=url), PassCodec) as pool, pool.session() as env:
         await env.reset({})
-        await asyncio.sleep(1.0)
+        # Idle for 45 s in the report. What would end the session by then is the client's timer: there must be none.
+        assert (env._socket.ping_interval, env._socket.ping_timeout) == (None, None)
+        assert env._socket.keepalive_task is None
         assert (await env.step("x")).reward == 1.0
+
+
+def test_p36_our_servers_send_no_pings_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that trains for longer than uvicorn's 20 s + 20 s answers none in that time, and is healthy."""
+    served: list[uvicorn.Server] = []
+    monkeypatch.setattr(uvicorn.Server, "run", lambda server, sockets: served.append(server))
+    with socket.socket() as listener:
+        serve._run(None, listener)
+    assert served[0].config.ws_ping_interval is None
 
 
 async def test_p36_with_keepalive_on_the_same_peer_is_lost_loudly() -> None:

@@ -9,11 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from rollforge.algo.advantages import combine_rewards, compare
+from rollforge.algo.advantages import compare
 from rollforge.algo.config import GRPOConfig
 from rollforge.algo.grpo import GRPO
 from rollforge.config import UserError
+from rollforge.envs.rewards import WeightedSum
+from rollforge.envs.single_turn import SingleTurns
 from rollforge.tensors import LossInputs, TokenOutputs, merge_metrics
+from rollforge.types import Prompt, Reward
 
 
 def pair(total: float, weight: float) -> tuple[Tensor, Tensor]:
@@ -90,18 +93,46 @@ def test_p44_tokens_without_legal_actions_have_no_legal_mass() -> None:
     assert "legal/mass" not in merge_metrics([metrics_of([1.0, 1.0], num_tokens=2)])
 
 
-def test_p44_abstaining_functions_add_nothing() -> None:
-    sums = combine_rewards([[1.0, 0.0], [None, 1.0]], weights=[1.0, 1.0])
+class Scores:
+    """A reward by table; it abstains from what the table lacks."""
+
+    def __init__(self, **scores: float) -> None:
+        self._scores = scores
+
+    async def __call__(self, prompt: Prompt, completion: str) -> float | None:
+        return self._scores.get(completion)
+
+
+async def judged(said: str, *parts: tuple[float, Reward]) -> float | None:
+    """What an episode of one answer earns."""
+    async with SingleTurns(WeightedSum(*parts)).session() as env:
+        await env.reset({"question": "?"})
+        answered = await env.step(said)
+    assert answered.done
+    return answered.reward
+
+
+async def test_p44_abstaining_functions_add_nothing() -> None:
+    parts = (1.0, Scores(first=1.0, second=0.0)), (1.0, Scores(second=1.0))
+    sums = [await judged(said, *parts) for said in ("first", "second")]
     assert sums == [1.0, 1.0]
     assert compare(np.array(sums, dtype=np.float64), "group_norm", 1e-6, 1e-6).tolist() == [0.0, 0.0]
 
 
-def test_p44_where_all_abstain_there_is_no_reward() -> None:
-    assert combine_rewards([[None, 2.0], [None, None]], weights=[1.0, 0.5]) == [None, 2.0]
-    assert combine_rewards([[None], [None]], weights=[1.0, 1.0]) == [None]
+async def test_p44_each_function_counts_by_its_weight() -> None:
+    assert await judged("x", (0.5, Scores(x=3.0)), (-2.0, Scores(x=1.0)), (7.0, Scores())) == -0.5
+
+
+async def test_p44_where_all_abstain_there_is_no_reward() -> None:
+    assert await judged("x", (1.0, Scores()), (1.0, Scores(y=1.0))) is None
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_p44_nan_is_not_abstaining(bad: float) -> None:
-    with pytest.raises(UserError, match=r"function 1 .* rollout 2"):
-        combine_rewards([[1.0, 1.0, 1.0], [None, 1.0, bad]], weights=[1.0, 1.0])
+async def test_p44_nan_is_not_abstaining(bad: float) -> None:
+    with pytest.raises(UserError, match=rf"Scores gave {bad} for the answer 'x'"):
+        await judged("x", (1.0, Scores()), (0.0, Scores(x=bad)))
+
+
+def test_p44_a_sum_of_nothing_is_refused() -> None:
+    with pytest.raises(UserError, match="no reward"):
+        WeightedSum()

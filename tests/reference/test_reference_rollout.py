@@ -68,8 +68,8 @@ async def row(tiny_model: Path, ends: bool) -> tuple[Renderer, Any]:
     return renderer, first
 
 
-async def test_a_row_of_many_turns_is_what_the_template_makes_of_the_conversation(tiny_model: Path) -> None:
-    """P06: the newline after a sampled end of turn and the next header are there, and not trained."""
+async def test_p06_a_row_of_many_turns_is_what_the_template_makes_of_the_conversation(tiny_model: Path) -> None:
+    """The newline after a sampled end of turn and the next header are there, and not trained."""
     renderer, sample = await row(tiny_model, ends=True)
     conversation = (Message("user", "hi"), Message("assistant", "call"), Message("user", "ok"))
     whole = renderer.prompt_ids(Prompt("p", messages=conversation)).tolist()
@@ -80,16 +80,16 @@ async def test_a_row_of_many_turns_is_what_the_template_makes_of_the_conversatio
     assert (sample.versions == -1).tolist() == (~sample.loss_mask).tolist()
 
 
-async def test_a_sampled_end_keeps_its_own_logprob_and_is_trained(tiny_model: Path) -> None:
-    """P08 a: with the trainer's equal numbers the ratio is 1; at log-probability 0 it would be 0.01 a turn."""
+async def test_p08_a_sampled_end_keeps_its_own_logprob_and_is_trained(tiny_model: Path) -> None:
+    """With the trainer's equal numbers the ratio is 1; at log-probability 0 it would be 0.01 a turn."""
     renderer, sample = await row(tiny_model, ends=True)
     ends = sample.loss_mask & (sample.token_ids == renderer.stop_ids[0])
     assert sample.logprobs[ends].tolist() == pytest.approx([END_LOGPROB, END_LOGPROB])
     assert np.exp(sample.logprobs[sample.loss_mask].sum() - 2 * END_LOGPROB) == pytest.approx(np.exp(-1.6), rel=1e-4)
 
 
-async def test_an_end_that_nobody_sampled_is_context(tiny_model: Path) -> None:
-    """P08 b: the end of turn that the framework puts after a cut-off completion is not trained."""
+async def test_p08_an_end_that_nobody_sampled_is_context(tiny_model: Path) -> None:
+    """The end of turn that the framework puts after a cut-off completion is not trained."""
     renderer, sample = await row(tiny_model, ends=False)
     assert int(sample.loss_mask.sum()) == 7
     assert renderer.stop_ids[0] not in sample.token_ids[sample.loss_mask].tolist()

@@ -26,7 +26,7 @@ def scored(index: int, version: int) -> Scored:
     ("version", "batch", "max_staleness", "started", "allowed"),
     [(100, 4, 2, 400, 12), (100, 4, 2, 412, 0), (0, 4, 2, 0, 12), (0, 8, 0, 0, 8), (8, 8, 0, 64, 8), (8, 8, 0, 72, 0)],
 )
-def test_new_groups_allowed_at_a_version(
+def test_p22_new_groups_allowed_at_a_version(
     version: int, batch: int, max_staleness: int, started: int, allowed: int
 ) -> None:
     """(max_staleness + version + 1) x batch - accepted - running; 412 would be the burst of P22."""
@@ -53,7 +53,7 @@ async def at_step_8(wait_limit_s: float) -> ReplayBuffer:
     return buffer
 
 
-async def test_the_generators_catch_up_and_the_batch_is_of_the_trainers_version() -> None:
+async def test_p25_the_generators_catch_up_and_the_batch_is_of_the_trainers_version() -> None:
     buffer = await at_step_8(wait_limit_s=10.0)
     taking = asyncio.create_task(buffer.take(STEP, GROUPS))
     await asyncio.sleep(0)
@@ -64,7 +64,7 @@ async def test_the_generators_catch_up_and_the_batch_is_of_the_trainers_version(
     assert [one.group.oldest_version for one in batch] == [STEP, STEP]
 
 
-async def test_the_generators_never_catch_up_and_the_error_names_versions_and_evictions() -> None:
+async def test_p25_the_generators_never_catch_up_and_the_error_names_versions_and_evictions() -> None:
     buffer = await at_step_8(wait_limit_s=0.2)
     taking = asyncio.create_task(buffer.take(STEP, GROUPS))
     await asyncio.sleep(0)

@@ -81,7 +81,7 @@ ROW = (
 )
 
 
-def test_the_glue_after_a_sampled_end_of_turn_is_kept_and_not_trained() -> None:
+def test_p06_the_glue_after_a_sampled_end_of_turn_is_kept_and_not_trained() -> None:
     renderer = Renderer(code_points())
     first = turn(renderer.prompt_ids(HI), completion(ids("call", END)))
     second_ids = renderer.next_ids(first.prompt_ids, first.completion.token_ids, "ok", chat=True, role="tool")
@@ -95,7 +95,7 @@ def test_the_glue_after_a_sampled_end_of_turn_is_kept_and_not_trained() -> None:
     assert not row.loss_mask[newline]
 
 
-def test_what_was_sampled_is_kept_even_where_the_tokenizer_would_write_it_otherwise() -> None:
+def test_p06_what_was_sampled_is_kept_even_where_the_tokenizer_would_write_it_otherwise() -> None:
     """Ids that spell no text (0) and a start token in mid-sentence survive the turn as they were sampled."""
     renderer = Renderer(code_points())
     sampled = np.array([0, START, 120, END], dtype=np.int32)
@@ -106,7 +106,7 @@ def test_what_was_sampled_is_kept_even_where_the_tokenizer_would_write_it_otherw
 
 
 @pytest.mark.parametrize("text", ["", "ok", "<|im_end|>", "a<|im_end|>\n<|im_start|>assistant\nb"])
-def test_an_observation_that_imitates_the_template_does_not_shift_the_glue(text: str) -> None:
+def test_p06_an_observation_that_imitates_the_template_does_not_shift_the_glue(text: str) -> None:
     renderer = Renderer(code_points())
     prompt_ids = renderer.prompt_ids(HI)
     following = renderer.next_ids(prompt_ids, ids("call", END), text, chat=True)
@@ -114,7 +114,7 @@ def test_an_observation_that_imitates_the_template_does_not_shift_the_glue(text:
     assert glue == f"\n<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_the_sampled_end_token_keeps_its_own_logprob_and_is_trained() -> None:
+def test_p08_the_sampled_end_token_keeps_its_own_logprob_and_is_trained() -> None:
     engine = [-0.1, -0.2, -4.60517]
     prompt_ids = ids("hi")
     (row,) = rows(turn(prompt_ids, completion(np.array([7, 8, END], dtype=np.int32), engine)))
@@ -124,7 +124,7 @@ def test_the_sampled_end_token_keeps_its_own_logprob_and_is_trained() -> None:
     assert ratio == pytest.approx(1.0, abs=1e-6)
 
 
-def test_an_end_token_that_was_not_sampled_is_context_and_not_trained() -> None:
+def test_p08_an_end_token_that_was_not_sampled_is_context_and_not_trained() -> None:
     """The engine stopped at a stop string: the template's end of turn is put there by us, and earns nothing."""
     renderer = Renderer(code_points())
     prompt_ids = renderer.prompt_ids(HI)
@@ -139,7 +139,7 @@ def test_an_end_token_that_was_not_sampled_is_context_and_not_trained() -> None:
     assert row.versions[after].tolist() == [0, 0, -1]
 
 
-def test_a_completion_without_a_single_token_still_gets_its_end_of_turn() -> None:
+def test_p08_a_completion_without_a_single_token_still_gets_its_end_of_turn() -> None:
     renderer = Renderer(code_points())
     prompt_ids = renderer.prompt_ids(HI)
     following = renderer.next_ids(prompt_ids, np.zeros(0, dtype=np.int32), "ok", chat=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -99,24 +99,3 @@ def turn_advantages(group: Group, how: Compare) -> tuple[tuple[float, ...], ...]
             for (i, t), value in zip(places, how(rewards[[i for i, _ in places]]), strict=True):
                 result[i][t] = float(value)
     return tuple(map(tuple, result))
-
-
-def combine_rewards(scores: Sequence[Sequence[float | None]], weights: Sequence[float]) -> list[float | None]:
-    """Weighted sum over reward functions, per rollout; `scores[f][i]` is function f's score of rollout i.
-
-    None means that the function abstains and adds nothing; a rollout on which all abstain has no reward: None, which is
-    not 0. Raises UserError on NaN and infinity, naming function and rollout.
-    """
-    if not scores:
-        raise UserError("no reward function was given; a reward needs at least one.")
-    for f, row in enumerate(scores):
-        for i, score in enumerate(row):
-            if score is not None and not math.isfinite(score):
-                raise UserError(
-                    f"reward function {f} gave {score} for rollout {i}; let it return a finite number, or None."
-                )
-    combined: list[float | None] = []
-    for column in zip(*scores, strict=True):
-        present = [w * s for w, s in zip(weights, column, strict=True) if s is not None]
-        combined.append(math.fsum(present) if present else None)
-    return combined

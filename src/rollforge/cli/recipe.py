@@ -24,6 +24,8 @@ from typing import Any
 from rollforge.config import UserError, nearest
 
 _PACKAGE = "rollforge.recipes"
+_SHARED = {"base", "run"}
+"""The modules beside the recipes that recipes are made with."""
 _PARTS = ("SUMMARY", "Config", "run", "evaluate")
 _FIELDS = {"steps", "seed", "model", "in_process"}
 
@@ -43,9 +45,8 @@ class Recipe:
 def available() -> list[Recipe]:
     """The recipes that come with Rollforge, by name."""
     package = importlib.import_module(_PACKAGE)
-    names = sorted(item.name for item in pkgutil.iter_modules(package.__path__) if not item.name.startswith("_"))
-    modules = {name: importlib.import_module(f"{_PACKAGE}.{name}") for name in names}
-    return [_recipe(name, module) for name, module in modules.items() if hasattr(module, "SUMMARY")]
+    names = sorted(item.name for item in pkgutil.iter_modules(package.__path__) if item.name not in _SHARED)
+    return [_recipe(name, importlib.import_module(f"{_PACKAGE}.{name}")) for name in names]
 
 
 def find(given: str) -> Recipe:
@@ -56,7 +57,7 @@ def find(given: str) -> Recipe:
         _make_importable(Path.cwd())
         if _exists(given):
             return _recipe(given, importlib.import_module(given))
-    elif given.isidentifier() and _exists(f"{_PACKAGE}.{given}"):
+    elif given.isidentifier() and given not in _SHARED and _exists(f"{_PACKAGE}.{given}"):
         return _recipe(given, importlib.import_module(f"{_PACKAGE}.{given}"))
     names = [recipe.name for recipe in available()]
     near = nearest(given, names)

@@ -80,12 +80,23 @@ def _make_folder(recipe: str, out: Path | None) -> RunFolder:
 
     now = datetime.datetime.now()
     path = out if out is not None else Path("runs") / f"{recipe}-{now:%Y%m%d-%H%M%S}"
-    while out is None and path.exists():  # another run that started in the same second
-        now += datetime.timedelta(seconds=1)
-        path = path.with_name(f"{recipe}-{now:%Y%m%d-%H%M%S}")
     path = path.expanduser()
     _check_space(path)
+    while out is None and not _claim(path):  # another run started in the same second
+        now += datetime.timedelta(seconds=1)
+        path = path.with_name(f"{recipe}-{now:%Y%m%d-%H%M%S}")
     return RunFolder.create(path)
+
+
+def _claim(path: Path) -> bool:
+    """Makes a folder; False when there is one already. What else hinders it, `RunFolder.create` will say."""
+    try:
+        path.mkdir(parents=True)
+    except FileExistsError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _check_space(path: Path) -> None:

@@ -30,14 +30,14 @@ from rollforge.envs.config import OpenEnvConfig
 from rollforge.envs.openenv import OpenEnvPool
 from rollforge.envs.server import EnvServer
 from rollforge.loop.config import LoopConfig
-from rollforge.recipes._base import RunConfig, SamplingConfig
+from rollforge.recipes.base import RunConfig, SamplingConfig
 from rollforge.rollout.config import RolloutConfig
 from rollforge.runs.files import write_atomic
 from rollforge.train.config import TrainConfig
 from rollforge.types import EnvironmentPool, Metrics, Prompt, Sampling
 
 if TYPE_CHECKING:
-    from rollforge.recipes._run import Report, Served
+    from rollforge.recipes.run import Report, Served
     from rollforge.runtime import RoleSpec
 
 SUMMARY = "SmolLM2 learns hit and stand from played hands (OpenEnv server, exact evaluation, chart)"
@@ -221,7 +221,7 @@ class Blackjack:
 
     def report(self, folder: Path, evaluations: Sequence[Metrics]) -> Report:
         from rollforge.envs.blackjack.chart import save_chart, terminal_chart
-        from rollforge.recipes._run import Report
+        from rollforge.recipes.run import Report
 
         panels = list(zip(("before", "after"), self._policies, strict=False))
         save_chart(folder / CHART, panels)
@@ -254,13 +254,13 @@ def _mean_value(policies: exact.Values) -> float:
 
 def run(config: Config, folder: Path) -> int:
     """Trains; returns the exit code."""
-    from rollforge.recipes import _run as shared
+    from rollforge.recipes import run as shared
 
     return shared.run(Blackjack(config), folder)
 
 
 def evaluate(config: Config, model: str) -> Mapping[str, float]:
     """Judges a model without training it."""
-    from rollforge.recipes import _run as shared
+    from rollforge.recipes import run as shared
 
     return shared.evaluate(Blackjack(config), model)

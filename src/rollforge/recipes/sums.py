@@ -19,13 +19,13 @@ from rollforge.data.sums import STOP, sums
 from rollforge.envs.rewards import ExactAnswer
 from rollforge.envs.single_turn import SingleTurns
 from rollforge.loop.config import LoopConfig
-from rollforge.recipes._base import RunConfig, SamplingConfig
+from rollforge.recipes.base import RunConfig, SamplingConfig
 from rollforge.rollout.config import RolloutConfig
 from rollforge.train.config import TrainConfig
 from rollforge.types import EnvironmentPool, Metrics, Sampling
 
 if TYPE_CHECKING:
-    from rollforge.recipes._run import Report, Served
+    from rollforge.recipes.run import Report, Served
     from rollforge.runtime import RoleSpec
 
 SUMMARY = "one-digit sums by example: a quick proof of learning"
@@ -74,7 +74,7 @@ class Sums:
         return {"eval/accuracy": float(np.mean([rollout.reward for rollout in played]))}
 
     def report(self, folder: Path, evaluations: Sequence[Metrics]) -> Report:
-        from rollforge.recipes._run import Report
+        from rollforge.recipes.run import Report
 
         first, last = evaluations[0]["eval/accuracy"], evaluations[-1]["eval/accuracy"]
         return Report(rows=[("held-out greedy accuracy", first, last)])
@@ -82,13 +82,13 @@ class Sums:
 
 def run(config: Config, folder: Path) -> int:
     """Trains; returns the exit code."""
-    from rollforge.recipes import _run as shared
+    from rollforge.recipes import run as shared
 
     return shared.run(Sums(config), folder)
 
 
 def evaluate(config: Config, model: str) -> Mapping[str, float]:
     """Judges a model without training it."""
-    from rollforge.recipes import _run as shared
+    from rollforge.recipes import run as shared
 
     return shared.evaluate(Sums(config), model)

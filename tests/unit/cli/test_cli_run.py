@@ -9,7 +9,9 @@ import subprocess
 import sys
 import time
 from collections import namedtuple
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,9 +50,20 @@ def test_the_default_folder_is_named_after_recipe_and_time(recipe: str, capsys: 
     assert str(run_folder()) in capsys.readouterr().out
 
 
-def test_runs_of_one_second_get_folders_of_their_own(recipe: str) -> None:
-    for _ in range(3):
-        assert main(["run", recipe]) == 0
+def test_p28_runs_of_one_moment_get_folders_of_their_own(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another run makes the folder at the very moment in which this one wants it."""
+    mkdir: Callable[..., None] = Path.mkdir
+    taken: list[Path] = []
+
+    def make_second(path: Path, *args: Any, **kwargs: Any) -> None:
+        if path.parent.name == "runs" and not taken:
+            taken.append(path)
+            mkdir(path / "logs", parents=True)
+        mkdir(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "mkdir", make_second)
+    assert main(["run", recipe]) == 0
+    assert main(["run", recipe]) == 0
     assert len(list(Path("runs").iterdir())) == 3
 
 

@@ -11,7 +11,7 @@ import torch
 
 from rollforge.config import ConfigError, dump, load
 from rollforge.recipes import _base, sums
-from rollforge.recipes._base import choose_machine
+from rollforge.recipes.base import choose_machine
 
 CORES = len(os.sched_getaffinity(0))
 

@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 
 import rollforge
 from rollforge.config import ConfigError, UserError
-from rollforge.recipes._base import SamplingConfig
-from rollforge.recipes._run import _beside, _export_guard, _supervise_server, _until_interrupted
+from rollforge.recipes.base import SamplingConfig
+from rollforge.recipes.run import _beside, _export_guard, _supervise_server, _until_interrupted
 from rollforge.runtime import RoleDied
 
 LIMIT_S = 10.0
@@ -109,7 +109,7 @@ async def test_a_cancellation_that_is_no_ctrl_c_is_none() -> None:
 
 SAVING = """
 import asyncio, sys
-from rollforge.recipes._run import _until_interrupted
+from rollforge.recipes.run import _until_interrupted
 
 async def work():
     print("working", flush=True)
@@ -159,8 +159,7 @@ def test_other_failures_of_an_export_pass_unchanged(tmp_path: Path) -> None:
         raise SafetensorError("I/O error: Permission denied (os error 13)")
 
 
-def test_rollouts_are_sampled_from_the_whole_distribution() -> None:
-    """P18: filters of the engine that the trainer does not know would bias the ratio; there is no key for them."""
+def test_rollouts_are_sampled_as_configured_and_from_the_whole_distribution() -> None:
     sampling = SamplingConfig(temperature=0.7, max_tokens=3, stop=("\n",)).sampling()
     assert (sampling.temperature, sampling.max_tokens, sampling.stop) == (0.7, 3, ("\n",))
     assert (sampling.top_p, sampling.top_k, sampling.min_p) == (1.0, 0, 0.0)

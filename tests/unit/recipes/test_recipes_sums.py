@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from rollforge.data.sums import sums
-from rollforge.recipes._run import Served
+from rollforge.recipes.run import Served
 from rollforge.recipes.sums import Config, Sums
 from rollforge.types import EnvironmentPool, Metrics, Prompt, Rollout, Sampling
 

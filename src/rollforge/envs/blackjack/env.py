@@ -57,6 +57,12 @@ class BlackjackEnvironment(Environment[BlackjackAction, BlackjackObservation, Ep
         self._episode: dict[str, Any] = {}
 
     async def reset_async(
+        self, seed: int | None = None, episode_id: str | None = None, **others: Any
+    ) -> BlackjackObservation:
+        """As `reset`."""
+        return self.reset(seed, episode_id, **others)
+
+    def reset(
         self,
         seed: int | None = None,
         episode_id: str | None = None,
@@ -69,17 +75,6 @@ class BlackjackEnvironment(Environment[BlackjackAction, BlackjackObservation, Ep
         `seed` fixes the deal and `shoe` all later cards; one given alone stands for both, none is a fresh random hand.
         `state` ({"total", "soft", "dealer"}) starts there instead of from a deal. Raises ValueError for anything else.
         """
-        return self.reset(seed, episode_id, shoe, state, **unknown)
-
-    def reset(
-        self,
-        seed: int | None = None,
-        episode_id: str | None = None,
-        shoe: int | None = None,
-        state: dict[str, Any] | None = None,
-        **unknown: Any,
-    ) -> BlackjackObservation:
-        """As `reset_async`."""
         if unknown:
             raise ValueError(f"reset knows seed, shoe, state and episode_id, not {', '.join(sorted(unknown))}")
         deal, shoe = _seeds(seed, shoe)

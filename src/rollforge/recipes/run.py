@@ -25,7 +25,7 @@ from rollforge.loop.pipeline import Pipeline, Roles
 from rollforge.observe.console import Console, Row
 from rollforge.observe.memory import MemoryWatch
 from rollforge.observe.plot import curve_png
-from rollforge.recipes._base import Machine, RunConfig, choose_machine
+from rollforge.recipes.base import Machine, RunConfig, choose_machine
 from rollforge.runs.files import disk_guard
 from rollforge.runs.folder import RunFolder
 from rollforge.runs.reader import RunReader
