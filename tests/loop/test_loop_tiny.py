@@ -34,7 +34,7 @@ CONFIG = sums.Config(
 
 
 def trained(task: sums.Sums, folder: Path) -> RunReader:
-    RunFolder.create(folder).save_config("")
+    RunFolder.create(folder).save_config("sums", "")
     assert shared.run(task, folder) == 0
     return RunReader(folder)
 

@@ -29,6 +29,17 @@ class Trie:
     depths: IntArray
     paths: tuple[IntArray, ...]
 
+    def padded(self, size: int) -> Trie:
+        """With leaves of no meaning below the last node, `size` nodes in all; paths stay."""
+        more = size - self.token_ids.size
+        last, below = self.token_ids.size - 1, self.depths[-1:] + 1
+        return Trie(
+            np.append(self.token_ids, np.zeros(more, dtype=np.int32)),
+            np.append(self.parents, np.full(more, last, dtype=np.int32)),
+            np.append(self.depths, below.repeat(more)),
+            self.paths,
+        )
+
     def trees(self) -> list[slice]:
         """The nodes of each tree of the forest: no node sees one of another tree."""
         starts = np.append(np.flatnonzero(self.parents < 0), self.parents.size).tolist()

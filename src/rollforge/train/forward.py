@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rollforge.data import trie
-from rollforge.data.transformer import Attend, additive_mask, grouped_attention, hidden_states
+from rollforge.data.transformer import Attend, additive_mask, even_size, grouped_attention, hidden_states
 from rollforge.tensors import TokenOutputs
 from rollforge.train.logprobs import picked_logprobs
 from rollforge.types import BoolArray, FloatArray, IntArray, TrainSample
@@ -98,6 +98,7 @@ def _context(sample: TrainSample) -> IntArray:
 
 def _micro(indices: list[int], batch: Sequence[TrainSample], contexts: list[IntArray]) -> Micro:
     folded = trie.build(contexts)
+    folded = folded.padded(even_size(folded.token_ids.size))
     samples = [batch[i] for i in indices]
     trained = [np.flatnonzero(sample.loss_mask) for sample in samples]
     nodes = [path[at - 1] for path, at in zip(folded.paths, trained, strict=True)]

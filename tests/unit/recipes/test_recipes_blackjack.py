@@ -18,8 +18,8 @@ from rollforge.envs.blackjack.game import PENALTY, STATES, Hand, State
 from rollforge.envs.blackjack.hands import Hands
 from rollforge.envs.config import OpenEnvConfig
 from rollforge.recipes.base import SamplingConfig
-from rollforge.recipes.run import Served
 from rollforge.recipes.blackjack import CHART, POLICIES, Blackjack, Config, EvalConfig
+from rollforge.recipes.run import Served
 from rollforge.rollout.config import RolloutConfig
 from rollforge.types import Completion, Metrics, Prompt, Rollout, Sampling
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rollforge.config import ConfigError, dump, load
-from rollforge.recipes import _base, sums
+from rollforge.recipes import base, sums
 from rollforge.recipes.base import choose_machine
 
 CORES = len(os.sched_getaffinity(0))
@@ -21,14 +21,14 @@ def cpu_with_bfloat16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine without a GPU; returns the file that lists its processor's instructions."""
     file = tmp_path / "cpuinfo"
     file.write_text("model name\t: any\nflags\t\t: fpu avx512f avx512_bf16 amx_tile\n")
-    monkeypatch.setattr(_base, "_CPU", file)
-    monkeypatch.setattr(_base, "_has_cuda", lambda: False)
+    monkeypatch.setattr(base, "_CPU", file)
+    monkeypatch.setattr(base, "_has_cuda", lambda: False)
     return file
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_base, "_has_cuda", lambda: True)
+    monkeypatch.setattr(base, "_has_cuda", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
 
 

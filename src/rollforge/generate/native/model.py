@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rollforge.data.transformer import additive_mask, grouped_attention, hidden_states, load_causal_lm
+from rollforge.data.transformer import additive_mask, even_size, grouped_attention, hidden_states, load_causal_lm
 from rollforge.generate.native.cache import PrefixCache, Rows, Shape
 from rollforge.generate.native.packed import can_pack, pack_linears
 from rollforge.types import BoolArray, IntArray
@@ -96,9 +96,10 @@ class EngineModel:
         new, running = prefill.token_ids.size, decode.size
         if not new + running:
             return torch.empty(0, device=self.device)
-        token_ids = self._tensor(np.concatenate([prefill.token_ids, decode]))
         lengths = np.asarray(rows.lengths, dtype=np.int32)
-        positions = self._tensor(np.concatenate([prefill.positions, lengths]))
+        padding = np.zeros(even_size(new + running) - new - running, dtype=np.int32)
+        token_ids = self._tensor(np.concatenate([prefill.token_ids, decode, padding]))
+        positions = self._tensor(np.concatenate([prefill.positions, lengths, padding]))
         rows.reserve(int(lengths.max(initial=0)) + 1)
         cached, nodes, at = (self._tensor(a) for a in (prefill.cached, prefill.nodes, lengths))
         prefill_mask = additive_mask(torch.from_numpy(prefill.visible).to(self.device), self.dtype)
@@ -116,22 +117,26 @@ class EngineModel:
                 parts.append(grouped_attention(query[:, :new], k, v, prefill_mask, scale))
             if running:
                 keys, values = rows.keys_YBKTD[layer], rows.values_YBKTD[layer]
-                keys[row, :, at], values[row, :, at] = key[:, new:].transpose(0, 1), value[:, new:].transpose(0, 1)
-                q = query[:, new:].transpose(0, 1).unsqueeze(2)
+                q, k, v = (x[:, new : new + running].transpose(0, 1) for x in (query, key, value))
+                keys[row, :, at], values[row, :, at] = k, v
+                q = q.unsqueeze(2)
                 out = grouped_attention(q, keys[:running, :, :reach], values[:running, :, :reach], row_mask, scale)
                 parts.append(out.squeeze(2).transpose(0, 1))
+            if padding.size:
+                parts.append(query.new_zeros(query.shape[0], padding.size, query.shape[2]))
             return torch.cat(parts, 1)
 
         hidden = hidden_states(self._model, token_ids, positions, attend)
         rows.lengths = [length + 1 for length in rows.lengths]
-        return hidden
+        return hidden[: new + running]
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [R, V] of hidden states [R, E]."""
         head: Any = self._model.get_output_embeddings()
-        out: Tensor = head(hidden)
-        return out
+        rows = len(hidden)
+        out: Tensor = head(torch.nn.functional.pad(hidden, (0, 0, 0, even_size(rows) - rows)))
+        return out[:rows]
 
     def _tensor(self, array: IntArray) -> Tensor:
         return torch.from_numpy(array.astype(np.int64)).to(self.device)
