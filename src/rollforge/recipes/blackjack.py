@@ -64,11 +64,11 @@ class EvalConfig:
 class Config(RunConfig):
     """BlackJack's keys and defaults."""
 
-    steps: int = option(110, help="optimizer steps")
+    steps: int = option(100, help="optimizer steps")
     sampling: SamplingConfig = option(SamplingConfig(max_tokens=1), help="an action is one token")
     rollout: RolloutConfig = option(RolloutConfig(group_size=4, history="last"), help="how hands are played")
     train: TrainConfig = option(
-        TrainConfig(learning_rate=1e-4, beta1=0.5, final_share=0.1, micro_batch_tokens=256), help="the trainer"
+        TrainConfig(learning_rate=1e-4, beta1=0.5, final_share=0.1, micro_batch_tokens=640), help="the trainer"
     )
     algo: GRPOConfig = option(
         GRPOConfig(
