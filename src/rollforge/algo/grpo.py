@@ -12,24 +12,17 @@ log-probabilities of the policy that sampled, so stale data is corrected for, wh
 from __future__ import annotations
 
 from functools import partial
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from rollforge.algo.advantages import compare, group_advantages, has_spread, rewards_of, turn_advantages
 from rollforge.algo.config import GRPOConfig
-from rollforge.algo.kl import kl_penalty
-from rollforge.algo.losses import (
-    clipped_surrogate,
-    importance_ratio,
-    legal_kl,
-    mean_pair,
-    policy_metrics,
-    step_pair,
-    token_weights,
-)
 from rollforge.algo.schedule import Schedule
-from rollforge.tensors import LossInputs, MetricPairs, TokenOutputs
 from rollforge.types import Credit, Group
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rollforge.tensors import LossInputs, MetricPairs, TokenOutputs
 
 
 def _weighted(coefficient: float, values_N: Tensor) -> Tensor | float:
@@ -59,23 +52,26 @@ class GRPO:
 
         Raises ValueError when a coefficient is on and what it weighs was not handed in, which would train without it.
         """
+        from rollforge.algo import losses  # only the trainer has tensors: who gives credit is spared torch
+        from rollforge.algo.kl import kl_penalty
+
         c = self.config
         if outputs.logprobs_N.shape != inputs.behaviour_logprobs_N.shape:
             raise ValueError(f"{outputs.logprobs_N.shape[0]} outputs for {inputs.behaviour_logprobs_N.shape[0]} inputs")
-        ratio_N = importance_ratio(outputs.logprobs_N, inputs.behaviour_logprobs_N)
-        weights_N = token_weights(inputs, c.loss_norm, c.constant_tokens)
-        loss_N = clipped_surrogate(ratio_N, inputs.advantages_N, c.clip_low, c.clip_high)
-        metrics = policy_metrics(ratio_N, outputs, inputs, (c.clip_low, c.clip_high))
-        metrics["loss/policy"] = step_pair((weights_N * loss_N).sum(), inputs)
+        ratio_N = losses.importance_ratio(outputs.logprobs_N, inputs.behaviour_logprobs_N)
+        weights_N = losses.token_weights(inputs, c.loss_norm, c.constant_tokens)
+        loss_N = losses.clipped_surrogate(ratio_N, inputs.advantages_N, c.clip_low, c.clip_high)
+        metrics = losses.policy_metrics(ratio_N, outputs, inputs, (c.clip_low, c.clip_high))
+        metrics["loss/policy"] = losses.step_pair((weights_N * loss_N).sum(), inputs)
 
         kl_coef, entropy_coef, legal_coef = (
             schedule.at(inputs.step, inputs.total_steps) for schedule in (self.kl, self.entropy, self.legal)
         )
         for name, value in (("kl", kl_coef), ("entropy", entropy_coef), ("legal", legal_coef)):
-            metrics[f"coef/{name}"] = mean_pair(ratio_N.new_full(ratio_N.shape, value))
+            metrics[f"coef/{name}"] = losses.mean_pair(ratio_N.new_full(ratio_N.shape, value))
         if inputs.reference_logprobs_N is not None:
             kl_N = kl_penalty(outputs.logprobs_N, inputs.reference_logprobs_N, c.kl_estimator)
-            metrics["kl/reference"] = mean_pair(kl_N)
+            metrics["kl/reference"] = losses.mean_pair(kl_N)
             loss_N = loss_N + _weighted(kl_coef, kl_N)
         elif self.needs_reference:
             raise ValueError("kl_coef is on, but reference_logprobs_N is None")
@@ -84,7 +80,7 @@ class GRPO:
                 raise ValueError("entropy_coef is on, but entropy_N carries no gradient")
             loss_N = loss_N - _weighted(entropy_coef, outputs.entropy_N)
         if outputs.legal_mask_NA.shape[1] > 0:
-            legal_N = legal_kl(outputs.legal_logprobs_NA, outputs.legal_mask_NA)
-            metrics["legal/kl"] = mean_pair(legal_N, outputs.legal_mask_NA.any(-1))
+            legal_N = losses.legal_kl(outputs.legal_logprobs_NA, outputs.legal_mask_NA)
+            metrics["legal/kl"] = losses.mean_pair(legal_N, outputs.legal_mask_NA.any(-1))
             loss_N = loss_N + _weighted(legal_coef, legal_N)
         return (weights_N * loss_N).sum(), metrics

@@ -96,9 +96,9 @@ def grouped_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, s
     mask = mask.unsqueeze(-3)
     if shared > 1:
         mask = mask.repeat(*[1] * (mask.ndim - 2), shared, 1)
-    # Only with a batch dimension does torch take its fused kernels, which hold no matrix of scores.
-    q, k, v = (x.unsqueeze(0) if x.ndim == 3 else x for x in (folded, key, value))
-    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    # Only with a batch dimension, the mask's too, does torch take its fused kernels, which hold no matrix of scores.
+    q, k, v, m = (x.unsqueeze(0) if x.ndim == 3 else x for x in (folded, key, value, mask))
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=m, scale=scale)
     return out.reshape(query.shape)
 
 

@@ -24,7 +24,6 @@ class MasterAdamW:
         for parameter in parameters:
             master = parameter if parameter.dtype == torch.float32 else parameter.detach().float()
             self._masters[parameter] = master
-            master.grad = torch.zeros_like(master)
             if master is not parameter:
                 parameter.register_post_accumulate_grad_hook(self._take_gradient)
         matrices = [m for m in self._masters.values() if m.ndim > 1]
@@ -39,16 +38,19 @@ class MasterAdamW:
 
     def _take_gradient(self, parameter: Tensor) -> None:
         assert isinstance(parameter, nn.Parameter) and parameter.grad is not None
-        gradient = self._masters[parameter].grad
-        assert gradient is not None
-        gradient.add_(parameter.grad)
+        master = self._masters[parameter]
+        if master.grad is None:  # made as late as this, it lies where activations were freed
+            master.grad = parameter.grad.float()
+        else:
+            master.grad.add_(parameter.grad)
         parameter.grad = None
 
     def gradient(self, parameter: nn.Parameter) -> Tensor:
         """The float32 gradient gathered so far for `parameter`, to be added to in place."""
-        gradient = self._masters[parameter].grad
-        assert gradient is not None
-        return gradient
+        master = self._masters[parameter]
+        if master.grad is None:
+            master.grad = torch.zeros_like(master)
+        return master.grad
 
     @torch.no_grad()
     def step(self, rate: float) -> float:
@@ -71,7 +73,4 @@ class MasterAdamW:
     def clear(self) -> None:
         """Forgets the gradients gathered so far."""
         for parameter, master in self._masters.items():
-            assert master.grad is not None
-            master.grad.zero_()
-            if master is not parameter:
-                parameter.grad = None
+            parameter.grad = master.grad = None

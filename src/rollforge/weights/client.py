@@ -10,11 +10,12 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from rollforge.types import WeightStore
-from rollforge.weights.shm import fetch, publish
+
+if TYPE_CHECKING:
+    import torch
 
 
 class WeightPublisher:
@@ -28,6 +29,8 @@ class WeightPublisher:
 
         Raises UserError when there is no room, ValueError when the version is not newer than all others.
         """
+        from rollforge.weights.shm import publish  # the controller, which hands the two sides out, is spared torch
+
         location = await asyncio.to_thread(publish, tensors, version, self._folder)
         await self._store.announce(version, location)
 
@@ -44,6 +47,8 @@ class WeightReader:
 
         Raises LookupError for a version that the store does not have.
         """
+        from rollforge.weights.shm import fetch
+
         location = await self._store.acquire(version)
         try:
             yield fetch(location)

@@ -97,6 +97,7 @@ def test_a_gradient_that_is_not_finite_leaves_no_trace(dtype: torch.dtype, poiso
 
 def test_weight_decay_is_for_matrices_only() -> None:
     matrix, bias = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2))
+    matrix.grad, bias.grad = torch.zeros(2, 2), torch.zeros(2)
     MasterAdamW([matrix, bias], TrainConfig(weight_decay=0.5)).step(0.1)
     assert matrix.flatten().tolist() == pytest.approx([0.95] * 4)
     assert bias.tolist() == [1.0, 1.0]
