@@ -29,6 +29,7 @@ from rollforge.envs.blackjack.hands import Hands, HandsConfig
 from rollforge.envs.config import OpenEnvConfig
 from rollforge.envs.openenv import OpenEnvPool
 from rollforge.envs.server import EnvServer
+from rollforge.generate.config import NativeConfig
 from rollforge.loop.config import LoopConfig
 from rollforge.recipes.base import RunConfig, SamplingConfig
 from rollforge.rollout.config import RolloutConfig
@@ -67,6 +68,7 @@ class Config(RunConfig):
     steps: int = option(100, help="optimizer steps")
     sampling: SamplingConfig = option(SamplingConfig(max_tokens=1), help="an action is one token")
     rollout: RolloutConfig = option(RolloutConfig(group_size=4, history="last"), help="how hands are played")
+    generate: NativeConfig = option(NativeConfig(cache_tokens=2048), help="the policy server")
     train: TrainConfig = option(
         TrainConfig(learning_rate=1e-4, beta1=0.5, final_share=0.1, micro_batch_tokens=640), help="the trainer"
     )
