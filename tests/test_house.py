@@ -276,10 +276,11 @@ def test_house_tests_reach_no_internet() -> None:
 
 
 LEAVES_PROCESSES = """
-import subprocess
+import subprocess, sys
+ORPHAN = "import subprocess; subprocess.Popen(['sleep', '62'], start_new_session=True)"
 def test_leaves_a_child_and_an_orphan():
     subprocess.Popen(["sleep", "61"])
-    subprocess.run(["sh", "-c", "setsid sleep 62 >/dev/null 2>&1 &"], check=True)
+    subprocess.run([sys.executable, "-c", ORPHAN], check=True)
 def test_leaves_nothing():
     subprocess.run(["true"], check=True)
 """

@@ -140,7 +140,8 @@ def _load(folder: Path | str) -> PreTrainedTokenizerBase:
     if (Path(folder) / "tokenizer.json").is_file():  # all there is to know; and AutoTokenizer imports torch, 200 MB
         from transformers import PreTrainedTokenizerFast
 
-        return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+        tokenizer: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+        return tokenizer
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(folder, local_files_only=True)
