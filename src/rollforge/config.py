@@ -13,6 +13,7 @@ dataclass.
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import types
 import typing
@@ -48,6 +49,22 @@ class RunFailed(Exception):
 
 class ConfigError(UserError):
     """A configuration that cannot be run as written."""
+
+
+def require_at_least(config: object, section: str, **bounds: int) -> None:
+    """Raises ConfigError for the first of these keys below its bound. `section` is "" for keys outside any."""
+    for name, least in bounds.items():
+        if getattr(config, name) < least:
+            key = f"{section}.{name}" if section else name
+            raise ConfigError(f"{key} is {getattr(config, name)}; it must be at least {least}.")
+
+
+def require_seconds(config: object, section: str, *names: str) -> None:
+    """Raises ConfigError for the first of these keys that is no finite number above 0."""
+    for name in names:
+        seconds = getattr(config, name)
+        if not 0 < seconds < math.inf:
+            raise ConfigError(f"{section}.{name} is {seconds:g}; give a finite number of seconds above 0.")
 
 
 class Key(NamedTuple):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from rollforge.config import ConfigError, option
+from rollforge.config import ConfigError, option, require_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,5 +19,4 @@ class BufferConfig:
     def __post_init__(self) -> None:
         if self.max_staleness < 0:
             raise ConfigError(f"buffer.max_staleness is {self.max_staleness}; it must be 0 (synchronous) or more.")
-        if not 0 < self.wait_limit_s < math.inf:
-            raise ConfigError(f"buffer.wait_limit_s is {self.wait_limit_s:g}; give a finite number of seconds above 0.")
+        require_seconds(self, "buffer", "wait_limit_s")

@@ -92,10 +92,8 @@ def _claim(path: Path) -> bool:
     """Makes a folder; False when there is one already. What else hinders it, `RunFolder.create` will say."""
     try:
         path.mkdir(parents=True)
-    except FileExistsError:
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, FileExistsError)
     return True
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rollforge.config import ConfigError, option
+from rollforge.config import ConfigError, option, require_at_least, require_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +32,8 @@ class OpenEnvConfig:
     keepalive_s: float = option(0.0, help="seconds between pings on a connection; 0: none")
 
     def __post_init__(self) -> None:
-        for name in ("max_sessions", "queue_limit"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"env.{name} is {getattr(self, name)}; it must be at least 1.")
-        for name in ("queue_timeout_s", "connect_timeout_s", "message_timeout_s"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"env.{name} is {getattr(self, name):g}; give a finite number of seconds above 0.")
+        require_at_least(self, "env", max_sessions=1, queue_limit=1)
+        require_seconds(self, "env", "queue_timeout_s", "connect_timeout_s", "message_timeout_s")
         for name in ("idle_limit_s", "keepalive_s"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"env.{name} is {getattr(self, name):g}; give 0 or a finite number of seconds.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rollforge.config import ConfigError, option
+from rollforge.config import option, require_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +20,4 @@ class NativeConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in ("max_batch", "max_prefill", "cache_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"generate.{name} is {getattr(self, name)}; it must be at least 1.")
+        require_at_least(self, "generate", max_batch=1, max_prefill=1, cache_tokens=1)

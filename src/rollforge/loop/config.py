@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rollforge.config import ConfigError, option
+from rollforge.config import ConfigError, option, require_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +20,7 @@ class LoopConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.groups_per_step < 1:
-            raise ConfigError(f"loop.groups_per_step is {self.groups_per_step}; it must be at least 1.")
+        require_at_least(self, "loop", groups_per_step=1)
         if self.evaluate_every < 0:
             raise ConfigError(f"loop.evaluate_every is {self.evaluate_every}; it must be 0 or more.")
         if not 0 <= self.max_failed_share <= 1:

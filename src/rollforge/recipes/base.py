@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 
 from rollforge.algo.config import GRPOConfig
 from rollforge.buffer.config import BufferConfig
-from rollforge.config import ConfigError, option
+from rollforge.config import ConfigError, option, require_at_least
 from rollforge.data.models import lasting_name
 from rollforge.generate.config import NativeConfig
 from rollforge.loop.config import LoopConfig
@@ -37,8 +37,7 @@ class SamplingConfig:
                 f"sampling.temperature is {self.temperature}; rollouts to learn from need more than 0, and less than "
                 "infinity (1 is usual)."
             )
-        if self.max_tokens < 1:
-            raise ConfigError(f"sampling.max_tokens is {self.max_tokens}; it must be at least 1.")
+        require_at_least(self, "sampling", max_tokens=1)
         if "" in self.stop:
             raise ConfigError("sampling.stop has an empty text, which every turn would end with; remove it.")
 
@@ -69,9 +68,7 @@ class RunConfig:
     loop: LoopConfig = option(LoopConfig(), help="batches and evaluation")
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("seed", 0), ("generators", 1), ("threads", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be at least {least}.")
+        require_at_least(self, "", steps=1, seed=0, generators=1, threads=0)
         if self.device not in ("auto", "cpu", "cuda"):
             raise ConfigError(f"device is {self.device!r}; choose auto, cpu or cuda.")
 

@@ -21,7 +21,7 @@ import numpy as np
 from rollforge.algo.config import GRPOConfig
 from rollforge.algo.schedule import Schedule
 from rollforge.buffer.config import BufferConfig
-from rollforge.config import ConfigError, option
+from rollforge.config import ConfigError, option, require_at_least
 from rollforge.envs.blackjack import exact
 from rollforge.envs.blackjack.codecs import BlackjackCodec, OpenSpielBlackjackCodec
 from rollforge.envs.blackjack.game import ACTIONS, STATES, describe, read_action, remind
@@ -56,9 +56,7 @@ class EvalConfig:
     hands: int = option(200, help="held-out hands played at each evaluation; 0: none")
 
     def __post_init__(self) -> None:
-        for name, least in (("examples", 1), ("hands", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"eval.{name} is {getattr(self, name)}; it must be at least {least}.")
+        require_at_least(self, "eval", examples=1, hands=0)
 
 
 @dataclass(frozen=True, kw_only=True)

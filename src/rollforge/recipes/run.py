@@ -94,7 +94,7 @@ def run(task: Task, folder: Path) -> int:
     """Runs a task to its end; returns the exit code. 130 after Ctrl-C (the model is saved first)."""
     run_folder = RunFolder.open(folder)
     machine, model = _prepare(task, task.config.model)
-    run_folder.save_config(run_folder.recipe() or task.name, dump(machine.resolve(task.config)))
+    run_folder.save_config(run_folder.recipe(), dump(machine.resolve(task.config)))
     return asyncio.run(_Run(task, run_folder, model, machine).run())
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rollforge.config import ConfigError, option
+from rollforge.config import option, require_at_least
 from rollforge.data.sums import STOP, sums
 from rollforge.envs.rewards import ExactAnswer
 from rollforge.envs.single_turn import SingleTurns
@@ -44,8 +44,7 @@ class Config(RunConfig):
 
     def __post_init__(self) -> None:
         RunConfig.__post_init__(self)
-        if self.held_out_prompts < 1:
-            raise ConfigError(f"held_out_prompts is {self.held_out_prompts}; it must be at least 1.")
+        require_at_least(self, "", held_out_prompts=1)
 
 
 class Sums:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
-from rollforge.config import ConfigError, option
+from rollforge.config import ConfigError, option, require_at_least, require_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +29,5 @@ class RolloutConfig:
                 f"rollout.group_size is {self.group_size}; a group is compared within itself and needs at least 2 "
                 f"rollouts."
             )
-        for name, least in (("max_turns", 1), ("retries", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"rollout.{name} is {getattr(self, name)}; it must be at least {least}.")
-        if not 0 < self.time_limit_s < math.inf:
-            raise ConfigError(
-                f"rollout.time_limit_s is {self.time_limit_s:g}; give a finite number of seconds above 0."
-            )
+        require_at_least(self, "rollout", max_turns=1, retries=0)
+        require_seconds(self, "rollout", "time_limit_s")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rollforge.config import ConfigError, option
+from rollforge.config import ConfigError, option, require_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +37,7 @@ class TrainConfig:
             raise ConfigError(f"train.weight_decay is {self.weight_decay}; it must be 0 or a finite positive number.")
         if not 0 <= self.final_share <= 1:
             raise ConfigError(f"train.final_share is {self.final_share}; it must be between 0 and 1.")
-        for name, least in (("warmup_steps", 0), ("micro_batch_tokens", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"train.{name} is {getattr(self, name)}; it must be at least {least}.")
+        require_at_least(self, "train", warmup_steps=0, micro_batch_tokens=1)
 
     def rate(self, step: int, total_steps: int) -> float:
         """Learning rate of optimizer step `step` (from 0): linear warm-up, then a cosine down to `final_share` of
