@@ -265,7 +265,7 @@ class Trainer(Protocol):
 
 
 class WeightStore(Protocol):
-    """Knows which weight versions exist and where; keeps the newest few, never one that is being read."""
+    """Knows which weight versions exist and where; keeps the newest, and any that is being read."""
 
     async def announce(self, version: int, location: str) -> None: ...
     async def acquire(self, version: int) -> str: ...

@@ -28,8 +28,8 @@ positions.
 
 NAME = "rollforge"
 
-EVEN_FROM, EVEN_STEP = 64, 32
-"""From which number of tokens on they are padded to which multiple."""
+EVEN_STEPS = ((256, 64), (64, 32), (16, 16))
+"""From which number of rows on they are padded to which multiple."""
 
 
 def _attention(
@@ -102,12 +102,14 @@ def grouped_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, s
     return out.reshape(query.shape)
 
 
-def even_size(tokens: int) -> int:
-    """The number of tokens to compute, padding included.
+def even_size(rows: int) -> int:
+    """The number of rows to compute, padding included.
 
-    oneDNN makes a kernel for every product of every new size, and keeps it: hundreds of MB, and a tenth of the time.
+    oneDNN makes a kernel for every product of every new size, and keeps half a megabyte for each: hundreds of MB, and
+    a tenth of the time.
     """
-    return tokens if tokens < EVEN_FROM else tokens + -tokens % EVEN_STEP
+    step = next((step for least, step in EVEN_STEPS if rows >= least), 1)
+    return rows + -rows % step
 
 
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:

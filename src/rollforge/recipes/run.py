@@ -48,8 +48,8 @@ ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
 """A role's large tensors come and go on several threads; with an arena each, the process keeps a quarter more
 memory.
 """
-VERSIONS_ALIVE = 3
-"""Weight versions in shared memory at a time: two kept, one being written."""
+VERSIONS_ALIVE = 2
+"""Weight versions in shared memory at a time: the newest, and the one being written."""
 
 
 @dataclass(frozen=True, slots=True)

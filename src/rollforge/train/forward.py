@@ -126,8 +126,9 @@ def token_outputs(
     legal_ids, legal_mask = micro.legal_ids()
     tokens = np.concatenate([micro.targets_N, legal_ids.ravel()])
     rows = np.concatenate([row_N, row_N.repeat(legal_ids.shape[1])])
+    padded_U = np.pad(nodes_U, (0, even_size(nodes_U.size) - nodes_U.size))  # rows of node 0 that nobody picks from
     logprobs, entropy_U = picked_logprobs(
-        hidden[_long(nodes_U, device)],
+        hidden[_long(padded_U, device)],
         cast(Tensor, model.get_output_embeddings().weight),
         temperature or 1.0,
         _long(rows, device),

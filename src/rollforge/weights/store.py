@@ -17,7 +17,7 @@ class MemoryWeightStore:
     `folder` comes from `weight_folder`, which removes it; `close` empties it.
     """
 
-    def __init__(self, folder: str, keep: int = 2) -> None:
+    def __init__(self, folder: str, keep: int = 1) -> None:
         if keep < 1:
             raise ConfigError(f"weights.keep is {keep}; at least 1 version must be kept.")
         self._folder, self._keep = Path(folder), keep

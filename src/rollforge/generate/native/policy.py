@@ -18,6 +18,7 @@ from rollforge.data.renderer import Renderer
 from rollforge.generate.config import NativeConfig
 from rollforge.generate.native.engine import Engine, Request
 from rollforge.generate.native.model import EngineModel
+from rollforge.runtime.memory import give_back
 from rollforge.types import Completion, IntArray, Metrics, Sampling, WeightReader
 
 
@@ -122,6 +123,7 @@ class NativePolicy:
             self._engine.load(tensors, version)
         except ValueError as error:
             return error
+        give_back()  # the caches of the old version
         return None
 
     def _expect(self) -> asyncio.Future[Any]:
