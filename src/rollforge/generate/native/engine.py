@@ -21,6 +21,7 @@ from rollforge.generate.config import NativeConfig
 from rollforge.generate.native.cache import PrefixCache, Rows
 from rollforge.generate.native.model import EngineModel, Prefill
 from rollforge.generate.native.sampling import draw, log_distribution, sample_seed, uniforms
+from rollforge.runtime.memory import give_back
 from rollforge.types import Completion, FinishReason, IntArray, Sampling
 
 LOGIT_ROWS = 128
@@ -145,9 +146,11 @@ class Engine:
 
         Raises ValueError, with everything as it was, for weights that are not this model's.
         """
+        self._model.check(tensors)
+        self._forget()
+        give_back()  # what the caches held, before the new weights come
         self._model.load(tensors)
         self.version = version
-        self._forget()
         for sample in reversed(self._running):
             context = np.concatenate([sample.request.prompt_ids, np.asarray(sample.token_ids, dtype=np.int32)])
             self._waiting.appendleft(_Waiting(context, [sample]))

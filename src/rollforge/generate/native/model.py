@@ -66,12 +66,7 @@ class EngineModel:
 
     @torch.inference_mode()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Takes new weights by their Hugging Face names, tied ones once or under each name.
-
-        Raises ValueError, before any weight is changed, for a name that the model lacks, one that is missing and a
-        shape that does not fit.
-        """
-        self._check(tensors)
+        """Takes new weights, which have passed `check`."""
         for name, tensor in tensors.items():
             if name in self._packed:
                 self._packed[name].pack(tensor.to(self.dtype))
@@ -80,7 +75,10 @@ class EngineModel:
         for packed, embedding in self._tied:
             packed.pack(embedding)
 
-    def _check(self, tensors: Mapping[str, Tensor]) -> None:
+    def check(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raises ValueError unless these are this model's weights: by their Hugging Face names, tied ones once or under
+        each name, in the right shapes.
+        """
         unknown = sorted(set(tensors) - set(self._plain) - set(self._packed))
         missing = sorted(set(self._needed) - set(tensors))
         shapes = [name for name, shape in self._needed.items() if name in tensors and tensors[name].shape != shape]

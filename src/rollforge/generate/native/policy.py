@@ -18,7 +18,6 @@ from rollforge.data.renderer import Renderer
 from rollforge.generate.config import NativeConfig
 from rollforge.generate.native.engine import Engine, Request
 from rollforge.generate.native.model import EngineModel
-from rollforge.runtime.memory import give_back
 from rollforge.types import Completion, IntArray, Metrics, Sampling, WeightReader
 
 
@@ -123,7 +122,6 @@ class NativePolicy:
             self._engine.load(tensors, version)
         except ValueError as error:
             return error
-        give_back()  # the caches of the old version
         return None
 
     def _expect(self) -> asyncio.Future[Any]:
