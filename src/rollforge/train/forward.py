@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rollforge.data import trie
@@ -144,17 +144,33 @@ def token_outputs(
 
 
 def tree_attention(folded: trie.Trie, model: PreTrainedModel) -> Attend:
-    """Attention in which each node sees its ancestors and itself; separate trees are computed separately."""
-    visible = [torch.from_numpy(folded.ancestor_mask(tree)) for tree in folded.trees()]
-    masks = [additive_mask(v.to(model.device), model.dtype) for v in visible]
+    """Attention in which each node sees its ancestors and itself; separate trees are computed separately, each padded
+    to an even size.
+    """
+    visible = [folded.ancestor_mask(tree) for tree in folded.trees()]
+    masks = [additive_mask(torch.from_numpy(_padded(v)).to(model.device), model.dtype) for v in visible]
     sizes = [len(v) for v in visible]
 
     def attend(_: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         # `split`, for the backward of a slice would fill a tensor of the whole for each tree.
         trees = zip(*(x.split(sizes, 1) for x in (query, key, value)), masks, strict=True)
-        return torch.cat([grouped_attention(q, k, v, mask, scale) for q, k, v, mask in trees], 1)
+        return torch.cat([_attention_of_tree(q, k, v, mask, scale) for q, k, v, mask in trees], 1)
 
     return attend
+
+
+def _attention_of_tree(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+    nodes = query.shape[1]
+    q, k, v = (nn.functional.pad(x, (0, 0, 0, len(mask) - nodes)) for x in (query, key, value))
+    return grouped_attention(q, k, v, mask, scale)[:, :nodes]
+
+
+def _padded(visible: BoolArray) -> BoolArray:
+    """With rows that see only the root, for a row that sees nothing has no softmax, and columns that nobody sees."""
+    nodes = len(visible)
+    padded = np.pad(visible, (0, even_size(nodes) - nodes))
+    padded[nodes:, 0] = True
+    return padded
 
 
 def _long(array: npt.NDArray[np.integer[Any]], device: torch.device) -> Tensor:

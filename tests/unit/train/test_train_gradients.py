@@ -27,6 +27,7 @@ from train_kit import (
 )
 
 from rollforge.algo.config import GRPOConfig
+from rollforge.data.transformer import even_size
 from rollforge.data.trie import build
 from rollforge.train.forward import micro_batches, token_outputs, tree_attention
 from rollforge.types import TrainSample
@@ -188,7 +189,8 @@ def test_masks_are_made_per_tree_and_fast(tiny_model: Path, nodes: int, monkeypa
     started = time.process_time()
     tree_attention(micro.trie, model)
     assert time.process_time() - started < 1.0
-    assert sum(sizes) == sum((tree.stop - tree.start) ** 2 for tree in micro.trie.trees())
+    # Even, for each new size of attention would leave its kernels behind: 3 MB a step.
+    assert sizes == [even_size(tree.stop - tree.start) ** 2 for tree in micro.trie.trees()]
 
 
 def test_a_tree_mask_is_its_part_of_the_whole_mask() -> None:
