@@ -62,6 +62,7 @@ bench: setup ## list the benchmarks and run their quick forms
 	$(BIN)/python benchmarks/startup.py --quick
 	$(BIN)/python benchmarks/engine.py --quick
 	$(BIN)/python benchmarks/learn.py sums --quick
+	$(BIN)/python benchmarks/learn.py blackjack --quick
 
 lint: setup ## style, format, types, and which room may import which
 	$(BIN)/ruff check .

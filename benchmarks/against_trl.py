@@ -17,6 +17,7 @@ Without --trl-python the interpreter of this process is used, where TRL must the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import select
 import statistics
@@ -157,7 +158,7 @@ class Ours:
         marks.append(time.perf_counter())
         await self._trainer.publish(number + 1)
         marks.append(time.perf_counter())
-        self._count(metrics)
+        self._count(metrics, batch.samples)
         names = ("generate", "forward+backward", "optimizer", "new weights")
         times = {name: after - before for name, before, after in zip(names, marks, marks[1:], strict=False)}
         return {**times, "step": marks[-1] - marks[0]}
@@ -189,12 +190,17 @@ class Ours:
 
         return to_samples(group, self._algorithm.credit(group))
 
-    def _count(self, metrics: Mapping[str, float]) -> None:
-        """The floating-point operations of one forward: two per weight and token; the head sees trained tokens only."""
+    def _count(self, metrics: Mapping[str, float], samples: Sequence[TrainSample]) -> None:
+        """The floating-point operations of one forward: two per weight and token; the head sees trained tokens only.
+
+        The last token of a sequence predicts nothing, and no token is counted that only our way of working adds.
+        """
+        from rollforge.data import trie
+
         if metrics["train/tokens"] != PROMPTS_PER_STEP * COMPLETIONS * TOKENS:
             stop(f"{metrics['train/tokens']:.0f} tokens were trained on: the work is not what was meant")
         body, head = self._linears
-        self.distinct_tokens = int(metrics["train/computed_tokens"])
+        self.distinct_tokens = trie.build([sample.token_ids[:-1] for sample in samples]).token_ids.size
         self.forward_flops = 2.0 * (body * self.distinct_tokens + head * metrics["train/tokens"])
 
 
@@ -232,7 +238,8 @@ class Theirs:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it has ended before
+            self._process.stdin.close()
         try:
             self._process.wait(timeout=30)
         except subprocess.TimeoutExpired:
@@ -241,7 +248,10 @@ class Theirs:
     def step(self) -> Times:
         """Seconds by part of one step of TRL's."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        print("step", file=self._process.stdin, flush=True)
+        try:
+            print("step", file=self._process.stdin, flush=True)
+        except BrokenPipeError:
+            stop("TRL's process has ended; the reason stands above.")
         if not select.select([self._process.stdout], [], [], ANSWER_LIMIT_S)[0]:
             stop(f"TRL's process took no step in {ANSWER_LIMIT_S:.0f} s.")
         answer = self._process.stdout.readline()
@@ -254,7 +264,10 @@ class Theirs:
 def find_trl(python: str) -> str:
     """TRL's version in that interpreter. Stops, with the remedy, where there is none or another."""
     ask = "from importlib.metadata import version; import datasets, accelerate; print(version('trl'))"
-    found = subprocess.run([python, "-c", ask], capture_output=True, text=True, timeout=120)
+    try:
+        found = subprocess.run([python, "-c", ask], capture_output=True, text=True, timeout=120)
+    except OSError as error:
+        stop(f"--trl-python {python} cannot be started: {error.strerror}")
     if found.returncode == 0 and found.stdout.startswith(TRL_VERSION):
         return found.stdout.strip()
     there = f"TRL {found.stdout.strip()}" if found.returncode == 0 else "no TRL, datasets and accelerate"

@@ -25,6 +25,9 @@ ROOT = HERE.parent
 OUT = HERE / "out"
 """Scratch space for runs; git ignores it."""
 
+REUSE = "--reuse"
+"""The option of scripts that can read earlier runs; it is no part of how a result is got anew."""
+
 Cell = str | float
 
 
@@ -128,8 +131,9 @@ def describe(here: dict[str, str | int]) -> str:
 
 
 def command() -> str:
-    """How this process was started, as a newcomer at the repository's root would type it: no path of this machine."""
+    """How to get this process's result anew, from the repository's root: no path of this machine, no earlier runs."""
     words = [Path(sys.argv[0]).resolve().relative_to(ROOT).as_posix(), *map(portable, sys.argv[1:])]
+    words = [word for word in words if word != REUSE]
     return " ".join(["python", *(f"'{word}'" if " " in word else word for word in words)])
 
 

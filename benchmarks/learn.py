@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import OUT, Goal, Result, options, portable
+from common import OUT, REUSE, Goal, Result, options, portable
 from runs import Run, fresh_folder, read, train
 
 LIMIT_S = 3600.0
@@ -94,7 +94,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--picture", type=Path, metavar="FILE.png", help="draw the curves of all seeds there")
     parser.add_argument("--chart", type=Path, metavar="FILE.png", help="blackjack: copy the best seed's chart there")
-    parser.add_argument("--reuse", action="store_true", help="read the runs of an earlier call instead of training")
+    parser.add_argument(REUSE, action="store_true", help="read the runs of an earlier call instead of training")
     args, passed_on = parser.parse_known_args()
     if args.chart is not None and args.recipe != "blackjack":
         parser.error("--chart is for blackjack: no other recipe draws one")

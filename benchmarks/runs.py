@@ -49,7 +49,10 @@ class Run:
 
 def train(recipe: str, folder: Path, words: list[str], limit_s: float) -> None:
     """Runs a recipe in a process of its own, its progress on this terminal. Ends the benchmark if that fails."""
-    done = subprocess.run([*ROLLFORGE, "run", recipe, "--out", str(folder), *words], timeout=limit_s)
+    try:
+        done = subprocess.run([*ROLLFORGE, "run", recipe, "--out", str(folder), *words], timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        stop(f"rollforge run {recipe} did not end within {limit_s:.0f} s")
     if done.returncode:
         stop(f"rollforge run {recipe} {' '.join(words)} failed with exit code {done.returncode}")
 
@@ -58,6 +61,8 @@ def read(folder: Path, metric: str) -> Run:
     """What a finished run measured; `metric` is a name in evaluations.jsonl."""
     from rollforge.runs.reader import RunReader
 
+    if not folder.exists():
+        stop(f"there is no run in {folder}: nothing to use again")
     reader = RunReader(folder)
     summary = reader.summary()
     if summary is None:

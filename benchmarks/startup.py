@@ -46,7 +46,10 @@ def main() -> int:
 
 def run_quietly(*words: str) -> None:
     """Runs the command to its end; stops the benchmark, with what the command said, if it fails."""
-    done = subprocess.run([*ROLLFORGE, *words], capture_output=True, text=True, timeout=LIMIT_S)
+    try:
+        done = subprocess.run([*ROLLFORGE, *words], capture_output=True, text=True, timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        stop(f"rollforge {' '.join(words)} did not end within {LIMIT_S:.0f} s")
     if done.returncode:
         stop(f"rollforge {' '.join(words)} failed with exit code {done.returncode}:\n{done.stdout}{done.stderr}")
 

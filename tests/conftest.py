@@ -30,10 +30,10 @@ GPU_TESTS = pytest.StashKey[int]()
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves the tests marked `gpu` out where torch finds no CUDA device; the last lines of the run say so."""
-    from rollforge.recipes.base import _has_cuda
+    from rollforge.recipes.base import has_cuda
 
     marked = [item for item in items if item.get_closest_marker("gpu")]
-    if marked and not _has_cuda():
+    if marked and not has_cuda():
         config.stash[GPU_TESTS] = len(marked)
         config.hook.pytest_deselected(items=marked)
         items[:] = [item for item in items if item not in marked]

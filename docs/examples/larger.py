@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -64,8 +63,8 @@ class Task:
     async def evaluate(self, served: Served, version: int) -> Metrics:
         greedy = Sampling(temperature=0, max_tokens=self.config.sampling.max_tokens, stop=self.config.sampling.stop)
         asked = prompts(self.config.seed, "held_out").first(self.config.questions)
-        played = await asyncio.gather(*(served.worker.play(question, greedy) for question in asked))
-        return {"eval/reward": float(np.mean([rollout.reward for rollout in played]))}
+        played, failed = await served.play(asked, greedy)
+        return {"eval/reward": float(np.mean([rollout.reward for rollout in played])), **failed}
 
     def report(self, folder: Path, evaluations: Sequence[Metrics]) -> Report:
         from rollforge.recipes.run import Report

@@ -49,9 +49,14 @@ class Prompt:
     task: Mapping[str, Any] = field(default_factory=dict)
 
 
+LOWEST_TEMPERATURE = 1e-3
+"""Below it a float32 logit divided by the temperature may overflow; 0 is greedy."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn. `temperature` 0 is greedy (its log-probabilities are those at temperature 1).
+    """How tokens are drawn. `temperature` 0 is greedy (its log-probabilities are those at temperature 1), any other is
+    at least `LOWEST_TEMPERATURE`.
 
     `top_k` 0, `top_p` 1 and `min_p` 0 switch those filters off. `logprob_ids` asks, at each sampled position, for the
     log-probabilities of these token ids as well. `seed` makes the draw independent of whatever else is in the batch.
@@ -172,7 +177,7 @@ class TrainSample:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one optimizer step trains on: the samples of `groups`, in the order of admission."""
+    """What one optimizer step trains on: the samples of its groups, in the order of admission."""
 
     step: int
     samples: tuple[TrainSample, ...]

@@ -208,6 +208,10 @@ async def test_an_abandoned_session_is_reaped_and_does_not_hold_its_place() -> N
                 assert (await env.reset({"seed": 1})).text.startswith("Hand ")
 
 
+FAR_BELOW_30_S = 10.0
+"""A call that waits for its own event loop ends with the client's limit: 30 s in the reports."""
+
+
 async def test_p36_a_tool_call_answers_over_http_and_over_the_socket(tools: Callable[[str], EnvServer]) -> None:
     server = tools("echo")
     call = {"type": "call_tool", "tool_name": "echo", "arguments": {"message": "hello"}}
@@ -220,16 +224,14 @@ async def test_p36_a_tool_call_answers_over_http_and_over_the_socket(tools: Call
 
     async with OpenEnvPool(OpenEnvConfig(url=server.url), PayloadCodec) as pool, pool.session() as env:
         await env.reset({})
-        await env.step(json.dumps(call))  # warm
         start = time.monotonic()
         answer = await env.step(json.dumps(call))
-        assert time.monotonic() - start < 1.0
+        assert time.monotonic() - start < FAR_BELOW_30_S
     assert answer.info["error"] is None
     assert answer.info["result"]["data"] == "hello"
-    await asyncio.to_thread(over_http)  # warm
     start = time.monotonic()
     assert (await asyncio.to_thread(over_http))["result"]["data"] == "hello"
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < FAR_BELOW_30_S
 
 
 async def test_p36_a_blocking_step_of_one_session_does_not_hold_up_another(
@@ -246,7 +248,7 @@ async def test_p36_a_blocking_step_of_one_session_does_not_hold_up_another(
         for _ in range(5):
             start = time.monotonic()
             assert (await free.step("{}")).reward == 1.0
-            assert time.monotonic() - start < 1.0
+            assert time.monotonic() - start < FAR_BELOW_30_S
         assert not slow.done()
         release.touch()
         assert (await asyncio.wait_for(slow, 10)).reward == 1.0

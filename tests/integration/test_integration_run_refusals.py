@@ -60,7 +60,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("sums", "--steps many", ("steps", "'many'", "int")),
         ("sums", "--steps 0", ("steps is 0", "at least 1")),
         ("sums", "--generators 0", ("generators is 0", "at least 1")),
-        ("sums", "--sampling.temperature 0", ("sampling.temperature is 0", "more than 0")),
+        ("sums", "--sampling.temperature 0", ("sampling.temperature is 0", "at least 0.001")),
         ("sums", "--rollout.group-size 1", ("rollout.group_size is 1", "at least 2")),
         ("sums", "--device gpu", ("device is 'gpu'", "cpu or cuda")),
         ("sums", "--model nobody/nothing", ("nobody/nothing", "hub")),
@@ -110,7 +110,7 @@ def test_what_the_refusal_advises_is_accepted(options: str) -> None:
 def test_cuda_is_refused_where_there_is_none(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollforge.recipes.base._has_cuda", lambda: False)
+    monkeypatch.setattr("rollforge.recipes.base.has_cuda", lambda: False)
     err = refused(capsys, "sums", "--device", "cuda", "--out", str(tmp_path / "run"))
     assert "no CUDA device" in err
     assert "rollforge doctor" in err

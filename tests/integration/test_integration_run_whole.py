@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -57,6 +58,14 @@ def test_a_run_folder_holds_everything(blackjack: tuple[Path, str]) -> None:
     for picture in ("chart.png", "reward.png"):
         assert (folder / picture).read_bytes().startswith(b"\x89PNG")
     assert "finished" in (folder / "log.txt").read_text()
+    assert re.search(
+        r"^step 2/2  reward [+-]\d\.\d+  KL \d\.\d+  tokens/s \d+  staleness [01]\.\d+  seconds \d+\.\d  left 0:00$",
+        out,
+        re.M,
+    )
+    for row in ("expected reward per hand, exact", "for comparison: best", "minutes", "peak memory of all processes"):
+        assert row in out, "a table of results ends the run"
+    assert "hard 20" in out, "the chart is drawn in the terminal"
     assert "rollforge inspect" in out
     assert f"rollforge eval blackjack --model {folder / 'model'}" in out
 
@@ -78,10 +87,14 @@ def test_every_rollout_is_recorded_with_tokens_and_versions(blackjack: tuple[Pat
     for rollout in rollouts:
         assert rollout["step"] == rollout["group"] // 4
         assert len(rollout["advantages"]) == len(rollout["turns"]) > 0
+        # The tiny model's tokens are single characters: told once that it cannot be read, then the hand is forfeit.
+        assert (rollout["counts"]["illegal"], rollout["counts"]["forfeit"]) == (2, 1)
         for turn in rollout["turns"]:
             assert len(turn["token_ids"]) == len(turn["logprobs"]) == len(turn["versions"]) == 1
             assert all(0 <= rollout["step"] - version <= 1 for version in turn["versions"])
-    assert max(one["staleness/max"] for one in lines(blackjack[0] / "metrics.jsonl")) <= 1
+    metrics = lines(blackjack[0] / "metrics.jsonl")
+    assert max(one["staleness/max"] for one in metrics) <= 1
+    assert [(one["count/illegal"], one["count/forfeit"]) for one in metrics] == [(2, 1)] * 2
 
 
 def test_tensorboard_reads_the_events(blackjack: tuple[Path, str]) -> None:
@@ -108,9 +121,7 @@ def test_inspect_and_eval_work_on_the_result(blackjack: tuple[Path, str]) -> Non
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "Hand" in shown.stdout
     config = str(blackjack[0] / "config.yaml")
-    judged = rollforge_command(
-        "eval", "blackjack", "--model", str(blackjack[0] / "model"), "--config", config, "--in-process"
-    )
+    judged = rollforge_command("eval", "blackjack", "--model", str(blackjack[0] / "model"), "--config", config)
     assert judged.returncode == 0, judged.stderr
     found = {line.split()[0]: float(line.split()[1]) for line in judged.stdout.splitlines()}
     after = lines(blackjack[0] / "evaluations.jsonl")[-1]

@@ -202,7 +202,7 @@ async def test_a_prompt_that_fails_makes_way_for_the_next_and_every_episode_is_c
     def play(prompt: Prompt, index: int) -> Group | Exception:
         if index == 1 and not failed:
             failed.append(prompt.id)
-            return RolloutFailed(prompt.id, ("OSError: a", "OSError: b"))
+            return RolloutFailed(prompt.id, ("OSError: a", "OSError: b"), played=1)
         group = group_of(prompt, index, (world.served,))
         return Group(index, prompt, group.rollouts, ("KeyError: c",)) if index == 4 else group
 
@@ -210,7 +210,7 @@ async def test_a_prompt_that_fails_makes_way_for_the_next_and_every_episode_is_c
     await finish(pipeline(world, steps=2))
     assert world.failures == ["OSError: a", "OSError: b", "KeyError: c"]
     assert world.metrics[-1]["episodes/failed"] == 3
-    assert world.metrics[-1]["episodes/played"] == 12
+    assert world.metrics[-1]["episodes/played"] == 13
     trained = {one.group.prompt.id for batch in world.recorded for one in batch}
     assert failed[0] not in trained
     assert len(trained) == 6

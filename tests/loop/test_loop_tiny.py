@@ -16,7 +16,7 @@ from rollforge.recipes import run as shared
 from rollforge.recipes import sums
 from rollforge.runs.folder import RunFolder
 from rollforge.runs.reader import RunReader
-from rollforge.types import EnvironmentPool, Metrics, Prompt
+from rollforge.types import EnvironmentPool, Prompt
 
 GROUPS, SIZE, STEPS = 8, 8, 30
 CONFIG = sums.Config(
@@ -96,9 +96,6 @@ class Judged(sums.Sums):
     async def environments(self, stack: AsyncExitStack, log: Path) -> EnvironmentPool:
         return SingleTurns(WeightedSum((1.0, NotOne()), (1.0, Unsure())))
 
-    async def evaluate(self, served: shared.Served, version: int) -> Metrics:
-        return {"eval/accuracy": 0.0}  # a single episode that nobody judges would end it
-
 
 def test_p44_rewards_that_abstain_spoil_neither_a_step_nor_a_group(tmp_path: Path) -> None:
     config = replace(
@@ -114,5 +111,6 @@ def test_p44_rewards_that_abstain_spoil_neither_a_step_nor_a_group(tmp_path: Pat
     assert not any("1" in text for text in said), "where all abstain there is no reward, not 0"
     assert {one["reward"] for one in rollouts} == {0.5, 1.5}
     assert metrics[-1]["episodes/failed"] > 0
+    assert all(0 < one["eval/failed"] < config.held_out_prompts for one in reader.evaluations())
     assert all(math.isfinite(value) for one in metrics for value in one.values())
     assert all(math.isfinite(value) for one in rollouts for value in one["advantages"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rollforge.config import ConfigError, option, require_seconds
+from rollforge.config import option, require_at_least, require_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +17,5 @@ class BufferConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.max_staleness < 0:
-            raise ConfigError(f"buffer.max_staleness is {self.max_staleness}; it must be 0 (synchronous) or more.")
+        require_at_least(self, "buffer", max_staleness=0)
         require_seconds(self, "buffer", "wait_limit_s")

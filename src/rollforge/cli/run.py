@@ -18,8 +18,8 @@ from rollforge.config import UserError, dump, keys, load
 if TYPE_CHECKING:
     from rollforge.runs.folder import RunFolder
 
-MIN_FREE_GB = 2.0
-"""What a run of the default model writes, with room to spare: a bf16 copy of it, rollouts, metrics, logs."""
+MIN_FREE_BYTES = 10**9
+"""What any run needs; how much the model takes is checked once it is known."""
 
 _USAGE = "rollforge run RECIPE [--key.path value ...] [--config FILE.yaml] [--out DIR]"
 _OWN = {"config", "out"}
@@ -47,7 +47,9 @@ def main(arguments: list[str]) -> int:
     try:
         return recipe.run(config, folder.path)
     except UserError:
-        if not folder.metrics.exists():  # refused before the first step: the corrected command may use the same folder
+        if not (
+            folder.metrics.exists() and folder.metrics.stat().st_size
+        ):  # refused before the first step: the corrected command may use the same folder
             shutil.rmtree(folder.path)
         raise
 
@@ -76,12 +78,13 @@ def _recipe_help(recipe: Recipe) -> str:
 
 def _make_folder(recipe: str, out: Path | None) -> RunFolder:
     """The run folder, made, on a disk with room. Raises UserError if there is something in it or it cannot be made."""
+    from rollforge.runs.files import require_space
     from rollforge.runs.folder import RunFolder
 
     now = datetime.datetime.now()
     path = out if out is not None else Path("runs") / f"{recipe}-{now:%Y%m%d-%H%M%S}"
     path = path.expanduser()
-    _check_space(path)
+    require_space(path, MIN_FREE_BYTES)
     while out is None and not _claim(path):  # another run started in the same second
         now += datetime.timedelta(seconds=1)
         path = path.with_name(f"{recipe}-{now:%Y%m%d-%H%M%S}")
@@ -95,16 +98,3 @@ def _claim(path: Path) -> bool:
     except OSError as error:
         return not isinstance(error, FileExistsError)
     return True
-
-
-def _check_space(path: Path) -> None:
-    """Refuses a disk that will be full before the run ends."""
-    there = path.absolute()
-    while not there.exists():
-        there = there.parent
-    free = shutil.disk_usage(there).free / 1e9
-    if free < MIN_FREE_GB:
-        raise UserError(
-            f"The disk of {there} has {free:.1f} GB free and a run needs {MIN_FREE_GB:.0f} GB; free some space there, "
-            "or put the run on another disk with --out DIR."
-        )

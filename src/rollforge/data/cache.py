@@ -8,10 +8,13 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from rollforge.config import UserError
+
+_ABANDONED_S = 3600.0
 
 
 def cache_folder() -> Path:
@@ -33,6 +36,7 @@ def make_once(name: str, create: Callable[[Path], None], size: int) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         if (free := shutil.disk_usage(target.parent).free) < size:
             raise _unusable(target, f"{size / 1e6:.0f} MB are needed there and {free / 1e6:.0f} MB are free")
+        _sweep(target)
         with tempfile.TemporaryDirectory(prefix=f".{name}.", dir=target.parent) as scratch:
             made = Path(scratch) / name
             made.mkdir()
@@ -41,6 +45,13 @@ def make_once(name: str, create: Callable[[Path], None], size: int) -> Path:
     except OSError as error:
         raise _unusable(target, str(error)) from error
     return target
+
+
+def _sweep(target: Path) -> None:
+    """Removes what a killed process had begun to make, once it is so old that none can still be at it."""
+    for left in target.parent.glob(f".{target.name}.*"):
+        if time.time() - left.stat().st_mtime > _ABANDONED_S:
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _rename(made: Path, target: Path) -> None:

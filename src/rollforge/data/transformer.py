@@ -28,6 +28,10 @@ positions.
 
 NAME = "rollforge"
 
+_PLAIN = {"logits_scaling": 1, "logit_scale": 1, "final_logit_softcapping": None}
+"""What may happen to logits behind the head, by its key in a model's configuration, and the value that does nothing."""
+_ATTENTIONS = {"full_attention", "sliding_attention"}
+
 EVEN_STEPS = ((256, 64), (64, 32), (16, 16))
 """From which number of rows on they are padded to which multiple."""
 
@@ -59,14 +63,36 @@ AttentionInterface.register(NAME, _attention)
 
 def load_causal_lm(folder: Path | str, dtype: torch.dtype, device: str) -> PreTrainedModel:
     """Loads a Hugging Face folder with our attention; dropout is off (`eval`), gradients are as `transformers` sets
-    them.
+    them. Raises UserError for a model that is more than attention layers and a linear head.
     """
     disable_progress_bar()  # a role's bar would be drawn over the run's own lines
     model: Any = AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, attn_implementation=NAME, local_files_only=True
     )
     loaded: PreTrainedModel = model.to(torch.device(device)).eval()
+    _require_plain(loaded)
     return loaded
+
+
+def _require_plain(model: PreTrainedModel) -> None:
+    """Raises UserError for a model that does what neither engine nor trainer computes: left out silently, it would make
+    every probability wrong.
+    """
+    config = model.config.get_text_config()
+    found = [
+        f"{name} = {getattr(config, name)}"
+        for name, plain in _PLAIN.items()
+        if getattr(config, name, None) not in (None, plain)
+    ]
+    if getattr(model.get_output_embeddings(), "bias", None) is not None:
+        found.append("a bias in its head")
+    others = set(getattr(config, "layer_types", None) or ()) - _ATTENTIONS
+    found += sorted(f"layers of type {name}" for name in others)
+    if found:
+        raise UserError(
+            f"{type(model).__name__} has {', '.join(found)}, which neither the native engine nor the trainer computes. "
+            "Take a model of another family (Llama, Qwen, SmolLM, ...)."
+        )
 
 
 def hidden_states(model: PreTrainedModel, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:

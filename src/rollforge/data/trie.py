@@ -92,18 +92,25 @@ def split(sequences: Sequence[IntArray], max_nodes: int) -> list[list[int]]:
     """Partition the sequence indices into micro-batches whose tries have at most `max_nodes` nodes each.
 
     Neighbours in lexicographic order stay together, equal sequences always do; a sequence longer than `max_nodes`
-    stands alone (with its equals). Raises ValueError when `max_nodes` is not positive.
+    stands alone (with its equals). A tree that fits into one micro-batch is not divided: its root would be computed
+    twice. Raises ValueError when `max_nodes` is not positive.
     """
     if max_nodes < 1:
         raise ValueError(f"max_nodes must be at least 1, got {max_nodes}")
     ordered = _sort(sequences)
+    fresh = ordered.lengths - ordered.shared
+    roots = np.flatnonzero(ordered.shared == 0)
+    trees = np.zeros_like(fresh)
+    if roots.size:
+        trees[roots] = np.add.reduceat(fresh, roots)
     part_of_row: list[int] = []
     part, nodes = -1, 0
-    for length, shared in zip(ordered.lengths.tolist(), ordered.shared.tolist(), strict=True):
-        if part < 0 or nodes + length - shared > max_nodes:
+    for length, new, tree in zip(ordered.lengths.tolist(), fresh.tolist(), trees.tolist(), strict=True):
+        # What has to fit: a whole tree where one begins, unless no part could hold it.
+        if part < 0 or nodes + max(new, tree if tree <= max_nodes else 0) > max_nodes:
             part, nodes = part + 1, length
         else:
-            nodes += length - shared
+            nodes += new
         part_of_row.append(part)
     parts: list[list[int]] = [[] for _ in range(part + 1)]
     for index, row in sorted(enumerate(ordered.row_of), key=lambda pair: pair[1]):

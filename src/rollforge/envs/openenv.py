@@ -179,7 +179,7 @@ class OpenEnvPool:
     async def check(self) -> None:
         """Open one session and keep it for later. Raises UserError, naming the url, if no such server can be used."""
         try:
-            self._give_back(await self._connect())
+            await self._give_back(await self._connect())
         except _CapacityReached:
             return
         except (EnvironmentLost, EnvironmentFault) as error:
@@ -197,7 +197,7 @@ class OpenEnvPool:
             yield session
         finally:
             if session.reusable and not self._closed:
-                self._give_back(session)
+                await self._give_back(session)
             else:
                 await self._discard(session)
 
@@ -289,9 +289,13 @@ class OpenEnvPool:
                 f"cannot connect to {self._ws_url}: {error or type(error).__name__}; is a server running there?"
             ) from error
 
-    def _give_back(self, session: OpenEnvSession) -> None:
-        self._idle.append((time.monotonic(), session))
+    async def _give_back(self, session: OpenEnvSession) -> None:
+        """Keeps a session for the next caller, and closes those that nobody has wanted for long: another pool may."""
+        now = time.monotonic()
+        self._idle.append((now, session))
         self._freed.set()
+        while self._idle and now - self._idle[0][0] > self._config.idle_limit_s:
+            await self._discard(self._idle.pop(0)[1])
 
     async def _discard(self, session: OpenEnvSession) -> None:
         self._open -= 1

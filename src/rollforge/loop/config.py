@@ -20,8 +20,6 @@ class LoopConfig:
     )
 
     def __post_init__(self) -> None:
-        require_at_least(self, "loop", groups_per_step=1)
-        if self.evaluate_every < 0:
-            raise ConfigError(f"loop.evaluate_every is {self.evaluate_every}; it must be 0 or more.")
+        require_at_least(self, "loop", groups_per_step=1, evaluate_every=0)
         if not 0 <= self.max_failed_share <= 1:
             raise ConfigError(f"loop.max_failed_share is {self.max_failed_share}; it must be between 0 and 1.")

@@ -119,7 +119,7 @@ class Pipeline:
             try:
                 group = await worker.run(prompt, index, self._seed)
             except RolloutFailed as failure:
-                self._count(0, failure.failures)
+                self._count(failure.played, failure.failures)
                 prompt = await self._roles.prompts.draw()
                 continue
             self._count(len(group.rollouts), group.failures)
@@ -134,6 +134,7 @@ class Pipeline:
             started = time.perf_counter()
             scored = await self._roles.buffer.take(step, self._config.groups_per_step)
             waited = time.perf_counter() - started
+            await self._roles.recorder.rollouts(step, scored)
             metrics = {
                 "time/wait_for_rollouts_s": waited,
                 **batch_metrics(scored, step),
@@ -143,7 +144,6 @@ class Pipeline:
                 **await self._throughput.measure(self._roles.generators),
                 "time/step_s": time.perf_counter() - started,
             }
-            await self._roles.recorder.rollouts(step, scored)
             await self._roles.recorder.log(step, metrics)
             self._on_step(step, metrics)
             every = self._config.evaluate_every
@@ -168,7 +168,8 @@ class Pipeline:
         published = await self._roles.trainer.publish(version)
         async with asyncio.TaskGroup() as tasks:  # unlike gather, it leaves no load behind when one fails
             loading = [tasks.create_task(generator.load(version)) for generator in self._roles.generators]
-        return {**published, **loading[0].result()}
+        loaded = [task.result() for task in loading]
+        return {**published, **{name: max(one[name] for one in loaded) for name in loaded[0]}}
 
     def _count(self, played: int, failures: Sequence[str]) -> None:
         self._episodes["played"] += played

@@ -20,7 +20,7 @@ from rollforge.generate.config import NativeConfig
 from rollforge.loop.config import LoopConfig
 from rollforge.rollout.config import RolloutConfig
 from rollforge.train.config import TrainConfig
-from rollforge.types import Sampling
+from rollforge.types import LOWEST_TEMPERATURE, Sampling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +32,10 @@ class SamplingConfig:
     stop: tuple[str, ...] = option((), help="texts at which a turn ends")
 
     def __post_init__(self) -> None:
-        if not 0 < self.temperature < math.inf:
+        if not LOWEST_TEMPERATURE <= self.temperature < math.inf:
             raise ConfigError(
-                f"sampling.temperature is {self.temperature}; rollouts to learn from need more than 0, and less than "
-                "infinity (1 is usual)."
+                f"sampling.temperature is {self.temperature}; rollouts to learn from need at least "
+                f"{LOWEST_TEMPERATURE}, and less than infinity (1 is usual)."
             )
         require_at_least(self, "sampling", max_tokens=1)
         if "" in self.stop:
@@ -76,11 +76,13 @@ class RunConfig:
 C = TypeVar("C", bound=RunConfig)
 
 _CPU = Path("/proc/cpuinfo")
+_CUDA_DRIVERS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg")
+"""Where a driver shows itself; the last is that of Windows' Linux."""
 
 
-def _has_cuda() -> bool:
+def has_cuda() -> bool:
     """Whether torch finds a CUDA device; without a driver it cannot, and the controller is spared importing it."""
-    if not Path("/proc/driver/nvidia").exists():
+    if not any(Path(driver).exists() for driver in _CUDA_DRIVERS):
         return False
     import torch
 
@@ -132,13 +134,13 @@ class Machine:
 
 def choose_machine(config: RunConfig) -> Machine:
     """Resolves every `auto` by what is there. Raises UserError for a device this machine lacks."""
-    has_cuda = _has_cuda()
-    if config.device == "cuda" and not has_cuda:
+    found = has_cuda()
+    if config.device == "cuda" and not found:
         raise ConfigError(
             "device is 'cuda', but torch finds no CUDA device here. Run on a GPU machine with a CUDA build of torch "
             "(`rollforge doctor` shows what is there), or set device to cpu."
         )
-    device = ("cuda" if has_cuda else "cpu") if config.device == "auto" else config.device
+    device = ("cuda" if found else "cpu") if config.device == "auto" else config.device
     dtype, why = _choose_dtype(config, device)
     cores = len(os.sched_getaffinity(0))
     threads = config.threads or cores

@@ -97,10 +97,16 @@ class Config(RunConfig):
                 f"sampling.max_tokens is {self.sampling.max_tokens}; an action is one token, which is what makes the "
                 "evaluation exact. Set it to 1."
             )
-        if self.env.max_sessions < self.rollout.group_size:
+        if self.rollout.history != "last":
             raise ConfigError(
-                f"env.max_sessions is {self.env.max_sessions} and rollout.group_size {self.rollout.group_size}, but a "
-                "group begins together and needs a session for each of its rollouts. Raise env.max_sessions."
+                f"rollout.history is {self.rollout.history!r}; a hand's state is all in its last observation, and the "
+                "evaluation asks for the action in each state alone. Set it to last."
+            )
+        if self.sessions_each < self.rollout.group_size:
+            raise ConfigError(
+                f"env.max_sessions is {self.env.max_sessions}, generators {self.generators} and rollout.group_size "
+                f"{self.rollout.group_size}, but a group begins together and needs a session for each of its rollouts "
+                f"in one environment worker, which has {self.sessions_each}. Raise env.max_sessions."
             )
         if self.server == "openspiel" and (not self.env.url or self.rollout.same_start):
             raise ConfigError(
@@ -109,6 +115,11 @@ class Config(RunConfig):
                 "where it runs, and rollout.same_start to false."
             )
         self._check_sizes()
+
+    @property
+    def sessions_each(self) -> int:
+        """The sessions of one environment worker: of a server of ours each has them all, another's they share."""
+        return self.env.max_sessions // self.generators if self.env.url else self.env.max_sessions
 
     def _check_sizes(self) -> None:
         """Whole deals, and whole sets of them that share their examples, in each step."""
@@ -152,9 +163,9 @@ class Blackjack:
         )
 
     async def environments(self, stack: AsyncExitStack, log: Path) -> EnvironmentPool:
-        env = self.config.env
+        env = replace(self.config.env, max_sessions=self.config.sessions_each)
         if not env.url:
-            sessions = env.max_sessions * self.config.generators  # each has an environment worker, each that many
+            sessions = env.max_sessions * self.config.generators
             server = EnvServer("rollforge.envs.blackjack.server", sessions=sessions, log=log)
             stack.callback(server.close)
             server.launch()
@@ -182,7 +193,7 @@ class Blackjack:
             "eval/legal_mass": float(1 - policies[:, 0, :, exact.OTHER].mean()),
         }
         if self.config.eval.hands:
-            metrics["eval/played"] = await self._play(served)
+            metrics |= await self._play(served)
         return metrics
 
     async def _policy(self, served: Served, number: int) -> tuple[exact.Values, exact.Values]:
@@ -211,13 +222,13 @@ class Blackjack:
         shape = (2, len(STATES), 3)
         return probabilities.reshape(shape), np.eye(3)[choices].reshape(shape)
 
-    async def _play(self, served: Served) -> float:
+    async def _play(self, served: Served) -> Metrics:
         """Mean reward of greedy play on held-out deals."""
         greedy = Sampling(temperature=0, max_tokens=self.config.sampling.max_tokens)
         shoes = self.config.hands.shoes_per_deal
         hands = [self._held_out.at(number * shoes) for number in range(self.config.eval.hands)]
-        played = await asyncio.gather(*(served.worker.play(hand, greedy) for hand in hands))
-        return float(np.mean([rollout.reward for rollout in played]))
+        played, failed = await served.play(hands, greedy)
+        return {"eval/played": float(np.mean([rollout.reward for rollout in played])), **failed}
 
     def report(self, folder: Path, evaluations: Sequence[Metrics]) -> Report:
         from rollforge.envs.blackjack.chart import save_chart, terminal_chart

@@ -12,26 +12,27 @@ import signal
 import time
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol, TypeVar, cast
 
 from safetensors import SafetensorError
 
 from rollforge.algo.grpo import GRPO
 from rollforge.config import UserError, dump
-from rollforge.data.models import require_chat_template, resolve
-from rollforge.loop.pipeline import Pipeline, Roles
+from rollforge.data.models import num_parameters, require_chat_template, resolve
+from rollforge.loop.pipeline import Pipeline, Roles, TooManyFailures
 from rollforge.observe.console import Console, Row
 from rollforge.observe.memory import MemoryWatch
 from rollforge.observe.plot import curve_png
 from rollforge.recipes.base import Machine, RunConfig, choose_machine
-from rollforge.runs.files import disk_guard
+from rollforge.runs.files import disk_guard, require_space
 from rollforge.runs.folder import RunFolder
 from rollforge.runs.reader import RunReader
-from rollforge.runtime import RoleDied, RoleSpec, Runtime
+from rollforge.runtime import RoleDied, RoleSpec, Runtime, log_tail
 from rollforge.runtime.process import Watch, start_time
-from rollforge.types import EnvironmentPool, Generator, Metrics, RolloutWorker
+from rollforge.types import EnvironmentPool, Generator, Metrics, Prompt, Rollout, RolloutWorker, Sampling
 from rollforge.weights.client import WeightPublisher, WeightReader
 from rollforge.weights.folder import weight_folder
 
@@ -39,7 +40,6 @@ T = TypeVar("T")
 
 INTERRUPTED = 130
 SERVER = "environment-server"
-TAIL_LINES = 40
 CALL_LIMIT_S = 1800.0
 """Longest call to a role, where the role has no limit of its own: a step of the trainer may take minutes."""
 CAUSE_LIMIT_S = 0.5
@@ -49,16 +49,39 @@ ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
 memory.
 """
 VERSIONS_ALIVE = 2
-"""Weight versions in shared memory at a time: the newest, and the one being written."""
+"""Weight versions in shared memory at a time: the newest, which the store keeps, and the one being written."""
+BYTES = {"bfloat16": 2, "float32": 4}
+BESIDES_MODEL_BYTES = 10**9
+"""What a run writes besides its model, with room to spare: rollouts, metrics, logs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What an evaluation works with: a policy being served, a worker that plays episodes, the tokenizer's folder."""
+    """What an evaluation works with: a policy being served and a worker that plays episodes."""
 
     generator: Generator
     worker: RolloutWorker
-    model: Path
+    max_failed_share: float
+
+    async def play(self, prompts: Sequence[Prompt], sampling: Sampling) -> tuple[list[Rollout], Metrics]:
+        """An episode of each prompt; one that fails, retries included, is left out and counted as `eval/failed`.
+
+        Raises TooManyFailures when more than `max_failed_share` of them fail, or all.
+        """
+        plays = (self.worker.play(prompt, sampling) for prompt in prompts)
+        found = await asyncio.gather(*plays, return_exceptions=True)
+        errors = [one for one in found if isinstance(one, BaseException)]
+        for error in errors:
+            if isinstance(error, UserError | RoleDied) or not isinstance(error, Exception):
+                raise error
+        rollouts = [one for one in found if not isinstance(one, BaseException)]
+        if errors and (not rollouts or len(errors) > self.max_failed_share * len(prompts)):
+            raise TooManyFailures(
+                f"{len(errors)} of the {len(prompts)} episodes of an evaluation failed, more than "
+                f"loop.max_failed_share = {self.max_failed_share:g} allows. The last one: "
+                f"{type(errors[-1]).__name__}: {errors[-1]}"
+            )
+        return rollouts, {"eval/failed": float(len(errors))} if errors else {}
 
 
 class Task(Protocol):
@@ -87,13 +110,13 @@ class Report:
     rows: Sequence[Row]
     pictures: Sequence[str] = ()
     show: Any = None
-    summary: Metrics = field(default_factory=dict)
 
 
 def run(task: Task, folder: Path) -> int:
     """Runs a task to its end; returns the exit code. 130 after Ctrl-C (the model is saved first)."""
     run_folder = RunFolder.open(folder)
     machine, model = _prepare(task, task.config.model)
+    require_space(run_folder.path, BESIDES_MODEL_BYTES + _weight_bytes(model, machine))
     run_folder.save_config(run_folder.recipe(), dump(machine.resolve(task.config)))
     return asyncio.run(_Run(task, run_folder, model, machine).run())
 
@@ -121,7 +144,8 @@ async def _evaluate(task: Task, model: Path, machine: Machine) -> Metrics:
     async with AsyncExitStack() as stack:
         runtime = await stack.enter_async_context(Runtime(in_process=task.config.in_process))
         placed = _Placement(task, runtime, model, machine, weights=Path())
-        served = await placed.serve(await task.environments(stack, Path("/dev/null")), None)
+        logs = Path(stack.enter_context(TemporaryDirectory(prefix="rollforge-eval-")))
+        served = await placed.serve(await task.environments(stack, logs / f"{SERVER}.log"), None)
         return await task.evaluate(served[0], 0)
 
 
@@ -171,7 +195,7 @@ class _Placement:
                 config=c.rollout,
             )
             await worker.check()
-            return Served(generator, worker, Path(self._model["folder"]))
+            return Served(generator, worker, c.loop.max_failed_share)
 
         return list(await asyncio.gather(*(one(number) for number in numbers)))
 
@@ -248,7 +272,7 @@ class _Run:
             try:
                 async with AsyncExitStack() as stack:
                     interrupted = await self._train(stack)
-                    summary = self._summary(memory.peak_bytes / 1e9, "interrupted" if interrupted else "finished")
+                    summary = self._summary(memory, "interrupted" if interrupted else "finished")
                     await self._roles.recorder.close()
                 with disk_guard(self._folder.path, "the pictures"):
                     self._finish(summary, interrupted)
@@ -256,7 +280,7 @@ class _Run:
             except BaseException as error:
                 if isinstance(error, RoleDied) and (log := self._folder.role_log(error.role)).exists():
                     error.log = str(log)
-                self._write_down(error, memory.peak_bytes / 1e9)
+                self._write_down(error, memory)
                 raise
         return INTERRUPTED if interrupted else 0
 
@@ -264,11 +288,12 @@ class _Run:
         """Brings everything up, runs the loop, saves the model. Returns whether Ctrl-C ended it early."""
         c = self._config
         logs = self._folder.path / "logs"
+        # Before the roles, so that it is removed after them.
+        weights = stack.enter_context(weight_folder(VERSIONS_ALIVE * _weight_bytes(self._model, self._machine)))
         runtime = await stack.enter_async_context(Runtime(in_process=c.in_process, log_dir=logs))
         server_log = self._folder.role_log(SERVER)
         environments = await self._task.environments(stack, server_log)
         algorithm = GRPO(c.algo)
-        weights = stack.enter_context(weight_folder(VERSIONS_ALIVE * _weight_bytes(self._model)))
         placement = _Placement(self._task, runtime, self._model, self._machine, weights)
 
         def watches() -> list[Coroutine[Any, Any, None]]:
@@ -301,13 +326,13 @@ class _Run:
         metrics = {**metrics, "eval/seconds": time.monotonic() - started}
         self._evaluations.append({"step": float(version), **metrics})
         await self._roles.recorder.evaluation(version, metrics)
-        self._console.evaluation(
-            version, {k.removeprefix("eval/"): v for k, v in metrics.items() if not k.startswith("eval/detail/")}
-        )
+        self._console.evaluation(version, {name.removeprefix("eval/"): value for name, value in metrics.items()})
         return metrics
 
     def _on_step(self, step: int, metrics: Metrics) -> None:
         self._console.step(step + 1, metrics)
+        if metrics.get("train/skipped"):
+            self._note(f"the gradient of step {step + 1} was not finite: no weight was changed")
 
     def _on_failure(self, text: str) -> None:
         """The first failure of each kind is shown at once; all are counted, and the roles' logs hold every one."""
@@ -321,22 +346,23 @@ class _Run:
         self._console.note(text)
         self._folder.note(text)
 
-    def _write_down(self, error: BaseException, peak_gb: float) -> None:
+    def _write_down(self, error: BaseException, memory: MemoryWatch) -> None:
         """What ended the run before its time, for the log and the summary."""
         early = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)  # Ctrl-C before training or while saving
         cause = "interrupted" if early else f"{type(error).__name__}: {error}"
         with suppress(OSError, UserError):  # a full disk must not hide what went wrong
             self._folder.note(cause if early else f"ended by {cause}")
-            self._folder.save_summary(self._summary(peak_gb, cause.partition("\n")[0]))
+            self._folder.save_summary(self._summary(memory, cause.partition("\n")[0]))
 
-    def _summary(self, peak_gb: float, ended: str) -> dict[str, Any]:
+    def _summary(self, memory: MemoryWatch, ended: str) -> dict[str, Any]:
         """`ended`: "finished", "interrupted", or the cause in one line."""
         return {
             "recipe": self._task.name,
             "ended": ended,
             "seconds": time.monotonic() - self._started,
             "failed_episodes": len(self._failures),
-            "peak_memory_gb": peak_gb,
+            "peak_memory_gb": memory.peak_bytes / 1e9,
+            "peak_memory_is": memory.method,
             "before": self._evaluations[0] if self._evaluations else {},
             "after": self._evaluations[-1] if self._evaluations else {},
             **self._machine.facts,
@@ -353,7 +379,11 @@ class _Run:
         rows = [
             *report.rows,
             ("minutes", None, f"{summary['seconds'] / 60:.1f}"),
-            ("peak memory of all processes, GB", None, f"{summary['peak_memory_gb']:.2f}"),
+            (
+                f"peak memory of all processes, GB ({summary['peak_memory_is']})",
+                None,
+                f"{summary['peak_memory_gb']:.2f}",
+            ),
         ]
         pictures = [str(path / name) for name in (*report.pictures, *(["reward.png"] if points else []))]
         console.finish(
@@ -363,7 +393,8 @@ class _Run:
                 f"a rollout      rollforge inspect {path} --best",
                 f"curves         tensorboard --logdir {self._folder.tensorboard}",
                 f"the model      {self._folder.model} (a Hugging Face folder)",
-                f"evaluate it    rollforge eval {self._folder.recipe()} --model {self._folder.model}",
+                f"evaluate it    rollforge eval {self._folder.recipe()} --model {self._folder.model} "
+                f"--config {self._folder.config}",
             ],
         )
         if self._failures:
@@ -371,9 +402,9 @@ class _Run:
         self._note("interrupted: the model as it was is saved" if interrupted else "finished")
 
 
-def _weight_bytes(model: Path) -> int:
-    """Size of a model's weights on disk: about what one published version takes."""
-    return sum(file.stat().st_size for file in model.glob("*.safetensors"))
+def _weight_bytes(model: Path, machine: Machine) -> int:
+    """What one published version takes, and the exported model: every parameter in the dtype computed in."""
+    return num_parameters(model) * BYTES[machine.dtype]
 
 
 async def _supervise_server(pid: int, log: Path) -> None:
@@ -383,7 +414,7 @@ async def _supervise_server(pid: int, log: Path) -> None:
         cause = await watch.gone() or "its process is gone"
     finally:
         watch.close()
-    raise RoleDied(SERVER, cause, "\n".join(log.read_text(errors="replace").splitlines()[-TAIL_LINES:]))
+    raise RoleDied(SERVER, cause, log_tail(log))
 
 
 async def _beside(work: Coroutine[Any, Any, T], watches: Sequence[Coroutine[Any, Any, None]]) -> T:

@@ -5,7 +5,6 @@ Held-out sums never appear in training, neither as a question nor as an example.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -69,8 +68,8 @@ class Sums:
         """Greedy accuracy on held-out sums."""
         questions = sums(self.config.seed, "held_out").first(self.config.held_out_prompts)
         greedy = Sampling(temperature=0, max_tokens=self.config.sampling.max_tokens, stop=self.config.sampling.stop)
-        played = await asyncio.gather(*(served.worker.play(question, greedy) for question in questions))
-        return {"eval/accuracy": float(np.mean([rollout.reward for rollout in played]))}
+        played, failed = await served.play(questions, greedy)
+        return {"eval/accuracy": float(np.mean([rollout.reward for rollout in played])), **failed}
 
     def report(self, folder: Path, evaluations: Sequence[Metrics]) -> Report:
         from rollforge.recipes.run import Report

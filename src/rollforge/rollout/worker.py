@@ -44,11 +44,13 @@ _log = logging.getLogger(__name__)
 
 
 class RolloutFailed(Exception):
-    """Too few rollouts of a group came to an end for it to be compared. `failures` holds one text per failed one."""
+    """Too few rollouts of a group, `played` of them, came to an end for it to be compared. `failures` holds one text
+    per failed one.
+    """
 
-    def __init__(self, prompt_id: str, failures: tuple[str, ...]) -> None:
-        super().__init__(prompt_id, failures)
-        self.prompt_id, self.failures = prompt_id, failures
+    def __init__(self, prompt_id: str, failures: tuple[str, ...], played: int = 0) -> None:
+        super().__init__(prompt_id, failures, played)
+        self.prompt_id, self.failures, self.played = prompt_id, failures, played
 
     def __str__(self) -> str:
         [(commonest, _)] = Counter(self.failures).most_common(1)
@@ -97,7 +99,7 @@ class EpisodeWorker:
                 raise error
         failures = tuple(f"{type(error).__name__}: {error}" for error in errors)
         if len(rollouts) < 2:
-            raise RolloutFailed(prompt.id, failures) from errors[0]
+            raise RolloutFailed(prompt.id, failures, len(rollouts)) from errors[0]
         return Group(index, prompt, rollouts, failures)
 
     async def complete(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Completion]:

@@ -9,6 +9,7 @@ import errno
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,6 +42,19 @@ def disk_guard(path: Path | str, what: str) -> Iterator[None]:
             f"Could not write {what} to {path}: {_FULL[error.errno]} ({error.strerror}). Everything written before is "
             "intact; free some space there, or give another folder with --out, and start again."
         ) from error
+
+
+def require_space(path: Path, needed: int) -> None:
+    """Raises UserError when the disk that `path` is on, or will be made on, has fewer than `needed` bytes free."""
+    there = path.absolute()
+    while not there.exists():
+        there = there.parent
+    free = shutil.disk_usage(there).free
+    if free < needed:
+        raise UserError(
+            f"The disk of {there} has {free / 1e9:.1f} GB free and a run needs {needed / 1e9:.1f} GB; free some space "
+            "there, or put the run on another disk with --out DIR."
+        )
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:

@@ -110,10 +110,6 @@ class RunFolder:
         """Where the output of a role's process goes."""
         return self._logs / f"{role}.log"
 
-    def role_logs(self) -> list[Path]:
-        """The logs of roles that exist, by name."""
-        return sorted(self._logs.glob("*.log"))
-
     def pictures(self) -> list[Path]:
         """The pictures that exist, by name."""
         return sorted(self.path.glob("*.png"))

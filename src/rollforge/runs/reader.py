@@ -46,10 +46,6 @@ class RunReader:
         found = _records(self.folder.rollouts, b'{"step": ', mark)
         return next((record for record in found if record["id"] == rollout_id), None)
 
-    def last_metrics(self) -> Record | None:
-        """The newest record of metrics; None before the first."""
-        return _last(self.folder.metrics)
-
     def last_rollout(self) -> Record | None:
         """The newest rollout; None before the first."""
         return _last(self.folder.rollouts)

@@ -9,10 +9,13 @@ from __future__ import annotations
 import os
 import traceback
 from dataclasses import dataclass
+from pathlib import Path
 
 import cloudpickle
 
 from rollforge.config import RunFailed
+
+_TAIL_LINES = 40
 
 
 class RoleError(Exception):
@@ -48,7 +51,7 @@ class RoleDied(RunFailed):
         )
 
 
-class RoleTimeout(Exception):
+class RoleTimeout(RunFailed):
     """A call to a role took longer than its limit; the call was cancelled in the role."""
 
     def __init__(self, role: str, method: str, seconds: float) -> None:
@@ -78,6 +81,15 @@ class Raised:
             if isinstance(error, Exception):
                 return error
         return RoleError(self.role, self.method, self.trace)
+
+
+def log_tail(log: Path | str) -> str:
+    """The last lines of a role's log file; empty when there is none."""
+    try:
+        text = Path(log).read_text(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-_TAIL_LINES:])
 
 
 def capture(role: str, method: str, error: BaseException) -> Raised:

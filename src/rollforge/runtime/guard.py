@@ -1,7 +1,7 @@
 """Ends what a run leaves behind.
 
-Knows: every process of a run, whatever started it, carries the run's mark in its environment; one small process (this
-file, run by itself) outlives the controller, however that ended, and kills what still carries the mark.
+Knows: every role's process, and whatever a role starts, carries the run's mark in its environment; one small process
+(this file, run by itself) outlives the controller, however that ended, and kills what still carries the mark.
 Does not know: roles, Monarch. Needs nothing but the standard library, since it runs with no package in reach.
 The kernel already ends the roles themselves with the controller (Monarch asks it to); their children need the guard.
 """

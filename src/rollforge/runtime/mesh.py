@@ -19,7 +19,7 @@ from typing import Any
 import cloudpickle
 
 from rollforge.runtime import child, guard
-from rollforge.runtime.errors import Raised, RoleDied, RoleError, capture
+from rollforge.runtime.errors import Raised, RoleDied, RoleError, capture, log_tail
 from rollforge.runtime.handle import cancelled_from_outside
 from rollforge.runtime.process import Watch, exited, killed, start_time
 from rollforge.runtime.role import Role
@@ -35,7 +35,6 @@ from monarch._rust_bindings.monarch_hyperactor.host_mesh import BootstrapCommand
 from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
 from monarch.actor import Actor, ActorError, concurrent_endpoint, endpoint, this_host
 
-_TAIL_LINES = 40
 _STOP_LIMIT_S = 5.0
 _START_LIMIT_S = 60.0
 _CAUSE_LIMIT_S = 1.0
@@ -175,8 +174,10 @@ class Process:
             guard.kill_marked(env[guard.VARIABLE])  # it would hear of a stop only once it has started
             await _stop(procs)
             raise
+        except TimeoutError:
+            raise RoleDied(spec.name, f"its process did not start within {_START_LIMIT_S:g} s", log_tail(log)) from None
         except Exception as error:
-            raise RoleDied(spec.name, f"its process did not start: {_cause(str(error))}", log_tail(str(log))) from None
+            raise RoleDied(spec.name, f"its process did not start: {_cause(str(error))}", log_tail(log)) from None
         watch = Watch(pid, start_time(pid))
         return cls(procs, ActorPort(spec.name, host, str(log), watch))
 
@@ -199,15 +200,6 @@ def keep_running_on_faults() -> None:
 
 def _note_fault(failure: Any) -> None:
     del failure  # `ActorPort.died` reports the same event, with the role it belongs to
-
-
-def log_tail(log: str) -> str:
-    """The last lines of a role's log file; empty when there is none."""
-    try:
-        text = Path(log).read_text(errors="replace")
-    except OSError:
-        return ""
-    return "\n".join(text.splitlines()[-_TAIL_LINES:])
 
 
 def _cause(report: str) -> str:

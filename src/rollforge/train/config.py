@@ -41,10 +41,10 @@ class TrainConfig:
 
     def rate(self, step: int, total_steps: int) -> float:
         """Learning rate of optimizer step `step` (from 0): linear warm-up, then a cosine down to `final_share` of
-        the peak.
+        the peak, reached at the last step.
         """
         if step < self.warmup_steps:
             return self.learning_rate * (step + 1) / (self.warmup_steps + 1)
-        done = (step - self.warmup_steps) / max(1, total_steps - self.warmup_steps)
+        done = (step - self.warmup_steps) / max(1, total_steps - 1 - self.warmup_steps)
         fall = 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
         return self.learning_rate * (self.final_share + (1 - self.final_share) * fall)

@@ -65,8 +65,10 @@ class _Picked(torch.autograd.Function):
         hidden_UE, head_VE, row_P, token_P, entropy_U = ctx.saved_tensors  # type: ignore[attr-defined]
         temperature: float = ctx.temperature  # type: ignore[attr-defined]
         grad_hidden_UE = torch.empty_like(hidden_UE)
-        grad_head_VE = None
-        for rows in _chunks(hidden_UE.shape[0]):
+        chunks = _chunks(hidden_UE.shape[0])
+        # Sums rounded to the head's dtype again and again would drift.
+        grad_head_VE = torch.zeros_like(head_VE, dtype=head_VE.dtype if len(chunks) == 1 else torch.float32)
+        for rows in chunks:
             logp = _log_softmax(hidden_UE[rows], head_VE, temperature)
             here = _inside(row_P, rows)
             row, token, grad = row_P[here] - rows.start, token_P[here], grad_P[here]
@@ -79,9 +81,8 @@ class _Picked(torch.autograd.Function):
             grad_logits.index_put_((row, token), grad, accumulate=True)
             narrow = grad_logits.div_(temperature).to(head_VE.dtype)
             grad_hidden_UE[rows] = narrow @ head_VE
-            part = narrow.t() @ hidden_UE[rows]
-            grad_head_VE = part if grad_head_VE is None else grad_head_VE.add_(part)
-        return grad_hidden_UE, grad_head_VE, None, None, None, None
+            grad_head_VE += narrow.t() @ hidden_UE[rows]
+        return grad_hidden_UE, grad_head_VE.to(head_VE.dtype), None, None, None, None
 
 
 def _log_softmax(hidden: Tensor, head_VE: Tensor, temperature: float) -> Tensor:

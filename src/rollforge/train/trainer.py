@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import nn
 
+from rollforge.config import RunFailed
 from rollforge.data.models import copy_tokenizer
 from rollforge.data.transformer import load_causal_lm
 from rollforge.tensors import LossInputs, MetricPairs, merge_metrics
@@ -25,6 +26,13 @@ from rollforge.train.optimizer import MasterAdamW
 from rollforge.types import Algorithm, Batch, Metrics, WeightPublisher
 
 T = TypeVar("T")
+
+MOST_SKIPPED = 5
+"""Optimizer steps without a finite gradient, one after the other, that a run bears."""
+
+
+class NotFinite(RunFailed):
+    """Gradients stay infinite or not a number."""
 
 
 class PolicyTrainer:
@@ -50,7 +58,7 @@ class PolicyTrainer:
         self._model = load_causal_lm(folder, getattr(torch, dtype), device)
         self._embedding = self._model.get_input_embeddings()
         self._optimizer = MasterAdamW(self._model.parameters(), config)
-        self._step = 0
+        self._step = self._skipped_in_a_row = 0
         self._turn = asyncio.Lock()
 
     async def forward_backward(self, batch: Batch) -> Metrics:
@@ -63,7 +71,10 @@ class PolicyTrainer:
         return await self._alone(lambda: asyncio.to_thread(self._forward_backward, batch))
 
     async def optim_step(self) -> Metrics:
-        """One clipped AdamW step over the gradients gathered so far. A norm that is not finite changes no weight."""
+        """One clipped AdamW step over the gradients gathered so far. A norm that is not finite changes no weight.
+
+        Raises NotFinite after `MOST_SKIPPED` of these in a row: nothing is being learned.
+        """
         return await self._alone(lambda: asyncio.to_thread(self._optim_step))
 
     async def publish(self, version: int) -> Metrics:
@@ -151,10 +162,18 @@ class PolicyTrainer:
         rate = self._config.rate(self._step, self._total_steps)
         norm = self._optimizer.step(rate)
         self._step += 1
+        skipped = not norm < float("inf")
+        self._skipped_in_a_row = self._skipped_in_a_row + 1 if skipped else 0
+        if self._skipped_in_a_row == MOST_SKIPPED:
+            raise NotFinite(
+                f"The gradient was not finite in {MOST_SKIPPED} optimizer steps in a row: no weight was changed. "
+                "Look for a reward or a log-probability that is not finite, lower train.learning_rate, or set dtype to "
+                "float32."
+            )
         return {
             "train/grad_norm": norm,
             "train/learning_rate": rate,
-            "train/skipped": float(not norm < float("inf")),
+            "train/skipped": float(skipped),
             "time/optimizer_s": time.perf_counter() - started,
         }
 

@@ -42,7 +42,7 @@ def free_bytes(root: Path) -> int:
 def weight_folder(needed_bytes: int, roots: Sequence[Path] | None = None) -> Iterator[Path]:
     """A folder of this process's own, removed at the end, after sweeping those of dead processes.
 
-    `needed_bytes` is what all versions alive at once take: (keep + 1) times one version. The first root with that much
+    `needed_bytes` is what all versions alive at once take. The first root with that much
     room is taken, with a warning when it is not the first. Raises UserError when none has it.
     """
     roots = default_roots() if roots is None else roots
@@ -86,7 +86,7 @@ def _choose(needed: int, roots: Sequence[Path]) -> Path:
     rooms = ", ".join(f"{root} has {room:,}" for root, room in free.items())
     raise UserError(
         f"The weights need {needed:,} bytes of shared memory, but free are fewer: {rooms}. Enlarge /dev/shm "
-        "(Docker: --shm-size) or free some space, keep fewer versions, or take a smaller model."
+        "(Docker: --shm-size) or free some space, or take a smaller model."
     )
 
 

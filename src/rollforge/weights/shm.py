@@ -152,7 +152,7 @@ def _make_room(file: int, size: int, folder: Path) -> None:
 def _no_room(needed: int, folder: Path) -> UserError:
     return UserError(
         f"A weight version needs {needed:,} bytes in {folder}, where {free_bytes(folder):,} are free. Free some space "
-        "there (Docker: --shm-size), keep fewer versions, or take a smaller model."
+        "there (Docker: --shm-size), or take a smaller model."
     )
 
 

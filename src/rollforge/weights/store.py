@@ -7,20 +7,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rollforge.config import ConfigError
 from rollforge.weights.folder import retire
 
 
 class MemoryWeightStore:
-    """Keeps the newest `keep` versions of one folder, and any older one for as long as it is read.
+    """Keeps the newest version of one folder, and any older one for as long as it is read.
 
     `folder` comes from `weight_folder`, which removes it; `close` empties it.
     """
 
-    def __init__(self, folder: str, keep: int = 1) -> None:
-        if keep < 1:
-            raise ConfigError(f"weights.keep is {keep}; at least 1 version must be kept.")
-        self._folder, self._keep = Path(folder), keep
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
         self._locations: dict[int, str] = {}
         self._readers: dict[int, int] = {}
 
@@ -59,6 +56,6 @@ class MemoryWeightStore:
             path.unlink(missing_ok=True)
 
     def _drop_old(self) -> None:
-        for version in sorted(self._locations)[: -self._keep]:
+        for version in sorted(self._locations)[:-1]:
             if version not in self._readers:
                 retire(Path(self._locations.pop(version)))

@@ -36,6 +36,7 @@ class Config:
 
 def run(config: Config, folder: Path) -> int:
     if config.outcome == "refused":
+        (folder / "metrics.jsonl").touch()  # as the roles do when they come up
         raise UserError("the server is not there; start it first.")
     if config.outcome == "dead":
         raise RunFailed("role 'trainer' died.")

@@ -151,7 +151,7 @@ def test_a_full_disk_is_refused_with_the_number(
     assert main(["run", recipe, "--out", "run"]) == 2
     complaint = capsys.readouterr().err
     assert "0.3 GB free" in complaint
-    assert "needs 2 GB" in complaint
+    assert "needs 1.0 GB" in complaint
     assert not Path("run").exists()
 
 

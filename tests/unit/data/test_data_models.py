@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import gguf
@@ -185,6 +187,15 @@ def test_a_cached_folder_is_never_half_there(own_cache: Path) -> None:
     with pytest.raises(RuntimeError, match="killed"):
         cache.make_once("thing", fails, 1)
     assert list(own_cache.iterdir()) == []
+
+
+def test_what_a_killed_process_left_half_made_is_swept_once_it_is_old(own_cache: Path) -> None:
+    for name, age in ((".thing.old", 7200), (".thing.new", 60)):
+        (own_cache / name).mkdir(parents=True)
+        (own_cache / name / "weights").write_text("half")
+        os.utime(own_cache / name, (time.time() - age,) * 2)
+    cache.make_once("thing", lambda folder: None, 1)
+    assert {path.name for path in own_cache.iterdir()} == {"thing", ".thing.new"}
 
 
 def test_of_two_makers_at_once_the_slower_takes_the_others(own_cache: Path) -> None:

@@ -89,6 +89,22 @@ def test_split_keeps_families_together_and_equals_in_one_part() -> None:
     assert [sorted(part) for part in split(sequences, 60)] == [[0, 2, 4], [1, 3, 5]]
 
 
+def test_a_tree_that_fits_into_a_part_of_its_own_is_not_divided() -> None:
+    """Three prompts of ten tokens with four completions of five: 30 nodes each. The fourth's 70 fit nowhere."""
+    sequences = [
+        np.concatenate([np.full(10, 100 + prompt), np.full(5 if prompt < 3 else 15, answer)]).astype(np.int32)
+        for answer in range(4)
+        for prompt in range(4)
+    ]
+
+    def prompts(max_nodes: int) -> list[list[int]]:
+        return [sorted({index % 4 for index in part}) for part in split(sequences, max_nodes)]
+
+    assert prompts(50) == [[0], [1], [2], [3], [3]]
+    assert prompts(60) == [[0, 1], [2, 3], [3]], "what must be divided in any case takes the rest of a part"
+    assert [build([sequences[i] for i in part]).token_ids.size for part in split(sequences, 60)] == [60, 55, 55]
+
+
 def test_split_refuses_a_bound_below_one() -> None:
     with pytest.raises(ValueError, match="max_nodes"):
         split([np.zeros(1, dtype=np.int32)], 0)

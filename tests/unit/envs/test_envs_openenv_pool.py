@@ -204,6 +204,18 @@ async def test_a_session_idle_for_too_long_is_not_reused() -> None:
         await until(lambda: peer.active == 1)
 
 
+async def test_sessions_that_nobody_wants_are_closed_while_another_is_used_again_and_again() -> None:
+    """The one used last is used first: those below it would be held for ever, and another pool might need them."""
+    async with running() as peer, pool_of(peer, idle_limit_s=0.3) as pool:
+        async with pool.session(), pool.session(), pool.session():
+            assert peer.active == 3
+        async with asyncio.timeout(20):
+            while peer.active > 1:
+                assert await _one_step(pool) == "mine"
+                await asyncio.sleep(0.01)
+        assert peer.opened == 3
+
+
 async def test_no_answer_in_time_loses_the_episode() -> None:
     async with running() as peer, pool_of(peer, message_timeout_s=0.2) as pool:
         with pytest.raises(EnvironmentLost, match=r"step in 0.2 s"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,15 @@ from transformers import (
     AutoTokenizer,
     Gemma2Config,
     Gemma2ForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
+    PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
@@ -76,6 +84,33 @@ def test_a_sliding_window_bounds_the_context(tiny_model: Path, tmp_path: Path) -
 
 
 def test_capped_attention_is_refused(tiny_model: Path, tmp_path: Path) -> None:
-    folder = save(Gemma2ForCausalLM(Gemma2Config(**SIZE)), tiny_model, tmp_path)
+    folder = save(Gemma2ForCausalLM(Gemma2Config(**SIZE, final_logit_softcapping=None)), tiny_model, tmp_path)
     with pytest.raises(UserError, match="caps its attention scores"):
         Bench(folder).run(random_ids(5), Sampling(max_tokens=1))
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: GraniteForCausalLM(GraniteConfig(**SIZE, logits_scaling=8.0)), r"logits_scaling = 8\.0"),
+        (lambda: Gemma2ForCausalLM(Gemma2Config(**SIZE)), r"final_logit_softcapping = 30\.0"),
+        (lambda: PhiForCausalLM(PhiConfig(**SIZE)), "a bias in its head"),
+        (lambda: Lfm2ForCausalLM(Lfm2Config(**SIZE, layer_types=["conv", "full_attention"])), "layers of type conv"),
+    ],
+    ids=["scaled logits", "capped logits", "head with a bias", "convolutions"],
+)
+def test_what_would_be_left_out_is_refused(
+    tiny_model: Path, tmp_path: Path, make: Callable[[], PreTrainedModel], named: str
+) -> None:
+    """Engine and trainer would agree on wrong probabilities, and nothing would show it."""
+    folder = save(make(), tiny_model, tmp_path)
+    with pytest.raises(UserError, match=named):
+        Bench(folder)
+
+
+def test_scales_that_do_nothing_are_accepted(tiny_model: Path, tmp_path: Path) -> None:
+    folder = save(GraniteForCausalLM(GraniteConfig(**SIZE, logits_scaling=1.0)), tiny_model, tmp_path)
+    bench, prompt = Bench(folder), random_ids(9)
+    (completion,) = bench.run(prompt, Sampling(max_tokens=4))
+    assert completion.token_ids.size == 4
+    Oracle(folder).agrees(prompt, completion)

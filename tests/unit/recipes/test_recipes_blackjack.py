@@ -102,7 +102,7 @@ def greedy_of(policy: exact.Values) -> exact.Values:
 
 
 async def judge(worker: KnownPlay, task: Blackjack | None = None, version: int = 0) -> Metrics:
-    served = Served(cast(Any, None), cast(Any, worker), Path())
+    served = Served(cast(Any, None), cast(Any, worker), 0.2)
     return await (task or Blackjack(Config(eval=EvalConfig(hands=0)))).evaluate(served, version)
 
 
@@ -193,7 +193,9 @@ async def test_the_report_sets_before_beside_after(tmp_path: Path) -> None:
 
 async def test_hands_for_a_server_that_deals_at_random_fix_no_cards() -> None:
     config = Config(
-        server="openspiel", env=OpenEnvConfig(url="http://x:1"), rollout=RolloutConfig(group_size=4, same_start=False)
+        server="openspiel",
+        env=OpenEnvConfig(url="http://x:1"),
+        rollout=RolloutConfig(group_size=4, same_start=False, history="last"),
     )
     source = Hands(**Blackjack(config).prompts().kwargs)
     seeded = Hands(**Blackjack(Config()).prompts().kwargs)
@@ -202,7 +204,7 @@ async def test_hands_for_a_server_that_deals_at_random_fix_no_cards() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"rollout": RolloutConfig(same_start=False)}, {"env": OpenEnvConfig(url="http://x:1")}],
+    [{"rollout": RolloutConfig(same_start=False, history="last")}, {"env": OpenEnvConfig(url="http://x:1")}],
     ids=["no url", "one start"],
 )
 def test_the_public_server_needs_its_address_and_groups_of_different_deals(settings: dict[str, Any]) -> None:

@@ -22,13 +22,13 @@ def cpu_with_bfloat16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = tmp_path / "cpuinfo"
     file.write_text("model name\t: any\nflags\t\t: fpu avx512f avx512_bf16 amx_tile\n")
     monkeypatch.setattr(base, "_CPU", file)
-    monkeypatch.setattr(base, "_has_cuda", lambda: False)
+    monkeypatch.setattr(base, "has_cuda", lambda: False)
     return file
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "_has_cuda", lambda: True)
+    monkeypatch.setattr(base, "has_cuda", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
 
 

@@ -35,7 +35,7 @@ async def judge(config: Config, limit: int) -> tuple[Metrics, KnowsSmallSums]:
     task = Sums(config)
     async with AsyncExitStack() as stack:
         worker = KnowsSmallSums(await task.environments(stack, Path("log")), limit)
-    return await task.evaluate(Served(cast(Any, None), cast(Any, worker), Path()), 0), worker
+    return await task.evaluate(Served(cast(Any, None), cast(Any, worker), 0.2), 0), worker
 
 
 @pytest.mark.parametrize("limit", [0, 7, 100])

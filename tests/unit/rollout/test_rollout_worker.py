@@ -130,7 +130,7 @@ async def test_a_member_past_its_time_limit_leaves_the_others_alone(tiny_model: 
         return Observation("go")
 
     policy = FakePolicy()
-    group = await run(make(tiny_model, policy, FakePool(reset), retries=1, time_limit_s=0.2))
+    group = await run(make(tiny_model, policy, FakePool(reset), retries=1, time_limit_s=1.0))
     assert len(group.rollouts) == 3, "all timed out waiting for one another, and the second try goes alone"
     assert [n for _, _, n in policy.requests] == [1, 1, 1]
 
@@ -152,7 +152,7 @@ async def test_waiting_for_a_session_does_not_count_as_playing(tiny_model: Path)
     class Queue:
         async def __aenter__(self) -> Any:
             await free.acquire()
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.4)
             self.session = lend()
             return await self.session.__aenter__()
 
@@ -161,7 +161,7 @@ async def test_waiting_for_a_session_does_not_count_as_playing(tiny_model: Path)
             free.release()
 
     pool.session = Queue  # type: ignore[method-assign,assignment]
-    worker = make(tiny_model, FakePolicy(), pool, time_limit_s=0.25)
+    worker = make(tiny_model, FakePolicy(), pool, time_limit_s=1.5)
     played = await asyncio.gather(*(worker.play(PROMPT, Sampling()) for _ in range(5)))
     assert len(played) == 5
 

@@ -84,9 +84,6 @@ def test_notes_and_logs(tmp_path: Path) -> None:
     lines = folder.log.read_text().splitlines()
     assert [line.split("  ", 1)[1] for line in lines] == ["started", "first", "second"]
     assert all(re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d  ", line) for line in lines)
-    assert folder.role_logs() == []
-    for role in ("trainer", "generator-0"):
-        folder.role_log(role).write_text("x")
-    assert [path.stem for path in folder.role_logs()] == ["generator-0", "trainer"]
+    assert folder.role_log("trainer") == folder.path / "logs" / "trainer.log"
     (folder.path / "chart.png").write_bytes(b"")
     assert [path.name for path in folder.pictures()] == ["chart.png"]

@@ -79,7 +79,6 @@ async def test_metrics_go_to_lines_and_tensorboard(folder: RunFolder) -> None:
     assert [record["step"] for record in records] == [1, 2, 3]
     assert {"reward/mean": 0.25, "loss": 2.0, "bad": None}.items() <= records[0].items()
     assert records[0]["time"] > 1.7e9
-    assert reader.last_metrics() == records[-1]
     assert reader.series("reward/mean") == [(1, 0.25), (2, 0.5), (3, 0.75)]
     assert reader.series("bad") == []
     events = EventAccumulator(str(folder.tensorboard)).Reload()
@@ -193,7 +192,7 @@ def test_a_new_run_has_nothing_to_read_yet(folder: RunFolder) -> None:
     reader = RunReader(folder.path)
     assert reader.config().endswith("\nseed: 1\n")
     assert [*reader.metrics(), *reader.evaluations(), *reader.rollouts()] == []
-    assert (reader.last_metrics(), reader.last_rollout(), reader.rollout("x"), reader.summary()) == (None,) * 4
+    assert (reader.last_rollout(), reader.rollout("x"), reader.summary()) == (None,) * 3
 
 
 @pytest.mark.parametrize("line", [b'{"step": 2, "loss"', b"[1, 2]", b"\x00\x00"])

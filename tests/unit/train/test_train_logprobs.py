@@ -52,3 +52,22 @@ def test_an_entropy_not_asked_for_carries_no_gradient() -> None:
     picked, entropies = picked_logprobs(hidden, head, 1.0, ROW, TOKEN, False)
     assert picked.requires_grad
     assert not entropies.requires_grad
+
+
+def test_the_heads_gradient_is_rounded_once_however_many_rows_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forty bfloat16 sums, each of them rounded, drift several times as far from the exact gradient as one."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(80, E, generator=generator).bfloat16()
+    head = torch.randn(V, E, generator=generator).bfloat16().requires_grad_()
+    rows, tokens = torch.arange(80), torch.arange(80)
+    exact = head.detach().double().requires_grad_()
+    (hidden.double() @ exact.t()).log_softmax(-1)[rows, tokens].sum().backward()
+    assert exact.grad is not None
+    errors = []
+    for held in (80, 2):
+        monkeypatch.setattr(logprobs, "ROWS", held)
+        head.grad = None
+        picked_logprobs(hidden, head, 1.0, rows, tokens, False)[0].sum().backward()
+        assert head.grad is not None and head.grad.dtype == torch.bfloat16
+        errors.append(float((head.grad.double() - exact.grad).norm()))
+    assert errors[1] < 1.3 * errors[0]

@@ -119,12 +119,12 @@ def test_updates_equal_torchs_own_adamw() -> None:
 
 def test_the_rate_warms_up_then_follows_a_cosine() -> None:
     config = TrainConfig(learning_rate=1.0, warmup_steps=4, final_share=0.2)
-    rates = [config.rate(step, 24) for step in range(24)]
+    rates = [config.rate(step, 25) for step in range(25)]
     assert rates[:4] == pytest.approx([0.2, 0.4, 0.6, 0.8])
     assert rates[4] == 1.0
     assert rates[14] == pytest.approx(0.6)  # halfway down, halfway between 1 and 0.2
     assert rates[4:] == sorted(rates[4:], reverse=True)
-    assert config.rate(24, 24) == config.rate(1000, 24) == pytest.approx(0.2)
+    assert rates[24] == config.rate(1000, 25) == pytest.approx(0.2), "the last step is the lowest"
 
 
 def test_by_default_the_rate_stays_at_its_peak() -> None:

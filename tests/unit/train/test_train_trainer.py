@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rollforge.algo.config import GRPOConfig
 from rollforge.tensors import LossInputs, MetricPairs, TokenOutputs
+from rollforge.train.trainer import MOST_SKIPPED, NotFinite
 from rollforge.types import Batch
 
 LIMIT = 20.0
@@ -54,12 +55,12 @@ class Failing(Total):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 async def test_training_lowers_the_loss(tiny_model: Path, dtype: str) -> None:
     given_batch = given(tiny_model)
-    trained = trainer(tiny_model, dtype=dtype, learning_rate=3e-3, warmup_steps=0, total_steps=20)
+    trained = trainer(tiny_model, dtype=dtype, learning_rate=5e-4, warmup_steps=0, total_steps=20)
     losses = []
     for step in range(6):
         losses.append((await trained.forward_backward(given_batch))["loss/total"])
         metrics = await trained.optim_step()
-        assert metrics["train/learning_rate"] == 3e-3 and metrics["train/skipped"] == 0, step
+        assert metrics["train/learning_rate"] == 5e-4 and metrics["train/skipped"] == 0, step
         assert metrics["train/grad_norm"] > 0
     assert losses[-1] < losses[0] - 0.05
 
@@ -108,6 +109,18 @@ async def test_a_loss_that_is_not_finite_changes_nothing_and_is_counted(
     assert (await trained.optim_step())["train/skipped"] == 0
     after = parameters(trained)
     assert all(torch.isfinite(tensor).all() and not torch.equal(tensor, before[name]) for name, tensor in after.items())
+
+
+async def test_gradients_that_stay_not_finite_end_the_run(tiny_model: Path) -> None:
+    algorithm = Failing(GRPOConfig())
+    trained = trainer(tiny_model, algorithm)
+    for factor in (math.nan, 1.0, *[math.nan] * (MOST_SKIPPED - 1)):
+        algorithm.factor = factor
+        await trained.forward_backward(given(tiny_model))
+        assert (await trained.optim_step())["train/skipped"] == (factor != 1)
+    await trained.forward_backward(given(tiny_model))
+    with pytest.raises(NotFinite, match=f"in {MOST_SKIPPED} optimizer steps in a row.*train.learning_rate"):
+        await trained.optim_step()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from rollforge.config import ConfigError
 from rollforge.weights.client import WeightPublisher, WeightReader
 from rollforge.weights.store import MemoryWeightStore
 
@@ -29,16 +28,16 @@ async def publish_until(last: int, store: MemoryWeightStore, folder: Path) -> We
     return publisher
 
 
-async def test_the_newest_versions_are_kept_and_the_others_files_go(tmp_path: Path) -> None:
-    store = MemoryWeightStore(str(tmp_path), keep=2)
+async def test_the_newest_version_is_kept_and_the_others_files_go(tmp_path: Path) -> None:
+    store = MemoryWeightStore(str(tmp_path))
     await publish_until(4, store, tmp_path)
-    assert await store.versions() == [3, 4]
-    assert files(tmp_path) == ["v00000003.safetensors", "v00000004.safetensors"]
-    assert len(list(tmp_path.iterdir())) <= 3, "two versions and at most one spare"
+    assert await store.versions() == [4]
+    assert files(tmp_path) == ["v00000004.safetensors"]
+    assert len(list(tmp_path.iterdir())) <= 2, "a version and at most one spare"
 
 
 async def test_a_version_that_is_read_stays_until_its_last_reader_is_done(tmp_path: Path) -> None:
-    store = MemoryWeightStore(str(tmp_path), keep=1)
+    store = MemoryWeightStore(str(tmp_path))
     publisher = await publish_until(0, store, tmp_path)
     reader = WeightReader(store)
     async with reader.read(0) as first, reader.read(0) as second:
@@ -51,7 +50,7 @@ async def test_a_version_that_is_read_stays_until_its_last_reader_is_done(tmp_pa
 
 
 async def test_tensors_kept_too_long_are_still_never_overwritten(tmp_path: Path) -> None:
-    store = MemoryWeightStore(str(tmp_path), keep=1)
+    store = MemoryWeightStore(str(tmp_path))
     publisher = await publish_until(0, store, tmp_path)
     async with WeightReader(store).read(0) as tensors:
         kept = tensors["w"]
@@ -61,7 +60,7 @@ async def test_tensors_kept_too_long_are_still_never_overwritten(tmp_path: Path)
 
 
 async def test_a_reader_that_fails_releases_its_version(tmp_path: Path) -> None:
-    store = MemoryWeightStore(str(tmp_path), keep=1)
+    store = MemoryWeightStore(str(tmp_path))
     publisher = await publish_until(0, store, tmp_path)
     with pytest.raises(KeyError):
         async with WeightReader(store).read(0):
@@ -71,9 +70,9 @@ async def test_a_reader_that_fails_releases_its_version(tmp_path: Path) -> None:
 
 
 async def test_what_is_not_there_is_told_with_what_is(tmp_path: Path) -> None:
-    store = MemoryWeightStore(str(tmp_path), keep=2)
+    store = MemoryWeightStore(str(tmp_path))
     await publish_until(3, store, tmp_path)
-    with pytest.raises(LookupError, match=r"version 1 is not there; present are \[2, 3\]"):
+    with pytest.raises(LookupError, match=r"version 1 is not there; present are \[3\]"):
         await store.acquire(1)
 
 
@@ -87,7 +86,7 @@ async def test_versions_only_grow_and_releases_match(tmp_path: Path) -> None:
 
 
 async def test_close_removes_every_file_and_mapped_tensors_live_on(tmp_path: Path) -> None:
-    store = MemoryWeightStore(str(tmp_path), keep=1)
+    store = MemoryWeightStore(str(tmp_path))
     await publish_until(2, store, tmp_path)
     async with WeightReader(store).read(2) as tensors:
         await store.acquire(2)
@@ -96,11 +95,6 @@ async def test_close_removes_every_file_and_mapped_tensors_live_on(tmp_path: Pat
     await store.close()
     assert list(tmp_path.iterdir()) == []
     assert torch.equal(kept, weights(2)["w"])
-
-
-def test_keeping_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="keep is 0"):
-        MemoryWeightStore(str(tmp_path), keep=0)
 
 
 def test_store_and_folder_load_no_torch() -> None:

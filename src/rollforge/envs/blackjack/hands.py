@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rollforge.config import ConfigError, UserError, option, require_at_least
+from rollforge.config import UserError, option, require_at_least
 from rollforge.envs.blackjack.game import ACTIONS, STATES, describe
 from rollforge.types import Prompt
 
@@ -40,10 +40,7 @@ class HandsConfig:
     shoes_per_deal: int = option(2, help="groups that share a deal and differ in the cards that follow")
 
     def __post_init__(self) -> None:
-        require_at_least(self, "hands", deals_per_examples=1, shoes_per_deal=1)
-        for name in ("examples", "first_deals"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"hands.{name} is {getattr(self, name)}; it must be 0 or more.")
+        require_at_least(self, "hands", examples=0, first_deals=0, deals_per_examples=1, shoes_per_deal=1)
 
 
 class Hands:

@@ -33,12 +33,14 @@ class PrefixCache:
     def __init__(self, shape: Shape, capacity: int) -> None:
         self._shape = shape
         self._capacity = capacity
-        # All of it at once: growing would hold the old and the new, and a CPU gives pages only as they are written.
-        self.keys_YCKD, self.values_YCKD = self._allocate(capacity), self._allocate(capacity)
+        self.keys_YCKD, self.values_YCKD = self._allocate(0), self._allocate(0)
         self.clear()
 
     def clear(self) -> None:
         """Forgets everything: called for new weights and when the cache is full."""
+        if self.keys_YCKD.shape[1] != self._capacity:  # new, or grown beyond it by a long prompt
+            # All of it at once: growing would hold the old and the new, and a CPU gives pages only as they are written.
+            self.keys_YCKD, self.values_YCKD = self._allocate(self._capacity), self._allocate(self._capacity)
         self._children: dict[tuple[int, int], int] = {}
         self._ends: dict[int, Tensor] = {}
         self.size = 0

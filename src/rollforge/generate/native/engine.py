@@ -22,13 +22,10 @@ from rollforge.generate.native.cache import PrefixCache, Rows
 from rollforge.generate.native.model import EngineModel, Prefill
 from rollforge.generate.native.sampling import draw, log_distribution, sample_seed, uniforms
 from rollforge.runtime.memory import give_back
-from rollforge.types import Completion, FinishReason, IntArray, Sampling
+from rollforge.types import LOWEST_TEMPERATURE, Completion, FinishReason, IntArray, Sampling
 
 LOGIT_ROWS = 128
 """Rows of logits handled at once: bounds the float32 memory (25 MB a copy at a vocabulary of 49,152)."""
-
-LOWEST_TEMPERATURE = 1e-3
-"""Below it a float32 logit divided by the temperature may overflow; 0 is greedy."""
 
 
 @dataclass(slots=True, eq=False)
