@@ -63,7 +63,7 @@ class EvalConfig:
 class Config(RunConfig):
     """BlackJack's keys and defaults."""
 
-    steps: int = option(120, help="optimizer steps")
+    steps: int = option(130, help="optimizer steps")
     sampling: SamplingConfig = option(SamplingConfig(max_tokens=1), help="an action is one token")
     rollout: RolloutConfig = option(RolloutConfig(group_size=4, history="last"), help="how hands are played")
     generate: NativeConfig = option(NativeConfig(cache_tokens=2048), help="the policy server")
