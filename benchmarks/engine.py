@@ -2,7 +2,8 @@
 
 The measure is the machine itself, in the same run: the same matrix products alone (every linear layer of the model and
 its head, once as torch.nn.functional.linear and once with the weights packed as the engine packs them), and, for one
-sequence, the time it takes to read the weights from memory once. All of it in turns, medians.
+sequence, the time it takes to read the weights from memory once. All of it in turns, medians. Then a profile: the
+largest operations of a step.
 
     python benchmarks/engine.py [--model smollm2] [--quick] [--json FILE]
 """
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 GOAL = 0.6
 PROMPT_TOKENS = 16
 WARM_STEPS = 2
+LARGEST = 8
+"""So many operations of a profile are told."""
 READ_BYTES = 512 * 2**20
 """Far beyond any cache."""
 
@@ -59,6 +62,7 @@ def main() -> int:
         f"{args.model}: {linears.weight_bytes / 1e6:,.0f} MB of weights read for each step, memory read at "
         f"{bandwidth / 1e9:.1f} GB/s; prompts of {PROMPT_TOKENS} tokens, {steps} steps timed, sampling included"
     )
+    result.notes += [f"{rows} sequences, ms a step when profiled: {profile(folder, rows, steps)}" for rows in (1, 64)]
     return result.finish(args)
 
 
@@ -108,6 +112,22 @@ def measure(folder: Path, linears: Linears, rows: int, repeats: int, steps: int)
             times.extend(seconds(partial(linears.multiply, inputs, packed)) for _ in range(steps))
     step, plain, packed_time = (statistics.median(times) for times in taken)
     return step, plain, packed_time
+
+
+def profile(folder: Path, rows: int, steps: int) -> str:
+    """The largest operations of a step at `rows` sequences in milliseconds, and what passes outside operations."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiler
+
+    engine = make_engine(folder, rows)
+    fill(engine, rows, steps)
+    with profiler(activities=[ProfilerActivity.CPU], acc_events=True) as profiled:
+        wall = seconds(lambda: [engine.step() for _ in range(steps)])
+    own = {event.key: event.self_cpu_time_total / 1e3 / steps for event in profiled.key_averages()}
+    parts = sorted(own.items(), key=lambda part: -part[1])[:LARGEST]
+    parts.append((f"the other {len(own) - len(parts)} operations", sum(own.values()) - sum(ms for _, ms in parts)))
+    parts.append(("outside operations", 1e3 * wall / steps - sum(own.values())))
+    return ", ".join(f"{name} {ms:.1f}" for name, ms in parts)
 
 
 def make_engine(folder: Path, rows: int) -> Engine:

@@ -21,16 +21,19 @@ from runs import Run, fresh_folder, read, train
 
 LIMIT_S = 3600.0
 MEMORY_GOAL_GB = 6.0
+SUMS_MINUTES = 10.0
+BLACKJACK_MINUTES = 8.0
 QUICK = ["--model", "tiny", "--steps", "2", "--loop.groups_per_step", "8"]
 CHART = "chart.png"
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a recipe should reach: the metric of its evaluations, a word for it, and its goals."""
+    """What a recipe should reach: the metric of its evaluations, a word for it, the time it has, and its goals."""
 
     metric: str
     what: str
+    minutes: float
     goals: Callable[[list[Run]], list[Goal]]
 
 
@@ -38,22 +41,23 @@ def sums_goals(runs: list[Run]) -> list[Goal]:
     """Every seed, within ten minutes, all told."""
     return [
         Goal("held-out accuracy, worst seed", min(run.last for run in runs), 0.85),
-        Goal("minutes of a whole run, slowest seed", max(run.minutes for run in runs), 10.0, at_least=False),
+        Goal("minutes of a whole run, slowest seed", max(run.minutes for run in runs), SUMS_MINUTES, at_least=False),
     ]
 
 
 def blackjack_goals(runs: list[Run]) -> list[Goal]:
-    """Four seeds of five within eight minutes of training; the best a little better."""
-    good = sum(run.last >= -0.08 and run.training_minutes <= 8.0 for run in runs)
+    """Four seeds of five within eight minutes of training, and the best a little better."""
+    reached = [run.within(BLACKJACK_MINUTES) for run in runs]
+    good = sum(value >= -0.08 for value in reached) / len(runs)
     return [
-        Goal("share of seeds at -0.08 or better within 8 minutes of training", good / len(runs), 0.8),
-        Goal("expected reward of the best seed", max(run.last for run in runs), -0.06),
+        Goal(f"share of seeds at -0.08 or better within {BLACKJACK_MINUTES:g} minutes of training", good, 0.8),
+        Goal(f"expected reward of the best seed within {BLACKJACK_MINUTES:g} minutes of training", max(reached), -0.06),
     ]
 
 
 CLAIMS = {
-    "sums": Claim("eval/accuracy", "held-out greedy accuracy", sums_goals),
-    "blackjack": Claim("eval/exact", "expected reward per hand, exact, greedy", blackjack_goals),
+    "sums": Claim("eval/accuracy", "held-out greedy accuracy", SUMS_MINUTES, sums_goals),
+    "blackjack": Claim("eval/exact", "expected reward per hand, exact, greedy", BLACKJACK_MINUTES, blackjack_goals),
 }
 
 
@@ -69,10 +73,19 @@ def main() -> int:
             train(args.recipe, fresh_folder(name), words, LIMIT_S)
         runs.append(read(OUT / name, claim.metric))
     result = Result(
-        args.recipe, ["seed", f"{claim.what}: start", "end", "minutes of training", "minutes in all", "peak memory, GB"]
+        args.recipe,
+        [
+            "seed",
+            f"{claim.what}: start",
+            f"within {claim.minutes:g} minutes of training",
+            "end",
+            "minutes of training",
+            "minutes in all",
+            "peak memory, GB",
+        ],
     )
     result.rows += [
-        [str(seed), run.first, run.last, run.training_minutes, run.minutes, run.peak_gb]
+        [str(seed), run.first, run.within(claim.minutes), run.last, run.training_minutes, run.minutes, run.peak_gb]
         for seed, run in zip(seeds, runs, strict=True)
     ]
     result.goals += claim.goals(runs)

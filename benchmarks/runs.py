@@ -46,6 +46,10 @@ class Run:
     def last(self) -> float:
         return self.points[-1][1]
 
+    def within(self, minutes: float) -> float:
+        """The last evaluation before so many minutes of training were over."""
+        return [value for at, value in self.points if at <= minutes][-1]
+
 
 def train(recipe: str, folder: Path, words: list[str], limit_s: float) -> None:
     """Runs a recipe in a process of its own, its progress on this terminal. Ends the benchmark if that fails."""
